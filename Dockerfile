@@ -2,6 +2,8 @@
 #   docker build -t dfca .
 #   docker run -it --rm -v "$PWD/kitchen:/node" -v "$PWD/data:/data:ro" dfca init /node --data /data/a.csv --label activity
 #   docker run -d --restart unless-stopped --network host -v "$PWD/kitchen:/node" -v "$PWD/data:/data:ro" dfca run /node
+# For computers and for boards with a 64-bit ARM (every package of the extra `node` has wheels for both):
+#   docker buildx build --platform linux/amd64,linux/arm64 -t REGISTRY/dfca --push .
 # With --network host the addresses that the node announces are those of the machine. Without it, publish ports 7447 and
 # 7448 and set network.advertise in node.toml.
 FROM python:3.12-slim

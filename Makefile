@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow mutants docs site proto constraints bench clean
+.PHONY: help demo test check fast slow mutants docs site proto constraints bench coverage release clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -27,7 +27,7 @@ demo: $(VENV)/.ready    ## set up .venv and run the quickstart: the paper's algo
 	@echo "for the command dfca in this shell: . $(VENV)/bin/activate"
 
 # Tests take twice as long while their coverage is measured: these suffice.
-COVERING := tests/core tests/sim/test_simulate.py
+COVERING := tests/core tests/codecs tests/sim/test_simulate.py tests/sim/test_directed.py
 
 test: check      ## set up .venv, run every check and every test but the slow ones
 	$(PYTEST) $(COVERING:%=--ignore=%)
@@ -39,6 +39,9 @@ check: $(VENV)/.ready   ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check src benchmarks tests docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+coverage: $(VENV)/.ready       ## run the tests and report the coverage of the whole package; a page in build/coverage
+	$(PYTEST) --cov=dfca --cov-report=term --cov-report=html:build/coverage
 
 fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
 	$(PYTEST) -x
@@ -61,13 +64,20 @@ $(VENV)/.site: $(VENV)/.ready
 
 site: $(VENV)/.site     ## build the docs site into build/site; nothing in it is loaded from elsewhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "open build/site/index.html; with search: $(BIN)/python -m http.server --bind 127.0.0.1 -d build/site"
+	@echo "open build/site/index.html; search works from the files"
+
+$(VENV)/.release: $(VENV)/.ready
+	$(BIN)/pip install -q -e '.[release]'
+	@touch $@
+
+release: $(VENV)/.release      ## build and check what a release uploads, into dist; EXTRAS="node onnx" installs only these
+	$(BIN)/python tests/release/run.py $(EXTRAS)
 
 proto: $(VENV)/.ready   ## rewrite what is generated from wire.proto
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/dfca/node/wire/wire.proto
 
-constraints: $(VENV)/.site     ## rewrite constraints.txt from the present .venv
-	@{ echo "# The exact versions that CI, \`make demo\` and \`make test\` use; made by \`make constraints\`."; \
+constraints: $(VENV)/.site $(VENV)/.release   ## rewrite constraints.txt from the present .venv
+	@{ echo "# The exact versions that CI, \`make demo\`, \`make test\`, \`make site\` and \`make release\` use; made by \`make constraints\`."; \
 	   $(BIN)/pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+cpu/\1/'; grep '^hatchling' constraints.txt; } > constraints.new
 	@mv constraints.new constraints.txt
 

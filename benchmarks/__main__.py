@@ -18,7 +18,7 @@ commands = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def bench(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, events, or all (the default)."),
+        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, events, or all of them; or rogue."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes for a first look, about a minute a part.")
@@ -30,6 +30,12 @@ def bench(
         "runs/bench"
     ),
     threads: Threads = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of rogue: this attack; repeatable.", show_default="all")
+    ] = None,
+    rogues: Annotated[int, typer.Option(metavar="R", min=1, help="Of rogue: how many beside 8 honest nodes.")] = 1,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of rogue: before, half during, after.")] = 20.0,
+    robust: Annotated[str, typer.Option(metavar="RULE", help="Of rogue: the swarm's guard.")] = "clip",
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -49,6 +55,8 @@ def bench(
 
     [bold]events[/bold]   the event simulator without training and with it, and elections in virtual time
 
+    [bold]rogue[/bold]    a hostile member against eight honest nodes: rounds and accuracy before, during and after
+
     Parts measured at different times are collected in one folder. Ctrl-C keeps what is finished.
 
     [bold]Examples[/bold]
@@ -58,8 +66,15 @@ def bench(
       python -m benchmarks --out runs/bench
 
       python -m benchmarks peers scaling --repeats 5
+
+      python -m benchmarks rogue --only alarms --only large-models
     """
     try:
+        if parts == ["rogue"]:
+            from benchmarks.rogue import print_table
+
+            print_table(only or [], seconds, rogues, robust, lambda line: print(line, flush=True))
+            return
         _measure(parts or [], quick, repeats, out, threads, cache)
     except (DfcaError, KeyboardInterrupt) as error:
         print(f"error: {error}", file=sys.stderr)

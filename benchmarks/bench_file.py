@@ -45,13 +45,13 @@ class BenchFile:
 
     def add(self, row: Row) -> Json:
         """Store a row; return it as JSON holds it."""
-        found = row.to_json()
-        self._fresh["rows"].append(found)
+        record = row.to_json()
+        self._fresh["rows"].append(record)
         if self._part in FITS:
             self._fresh["fits"] = FITS[self._part](self._fresh["rows"])
         self.content["parts"][self._part] = self._fresh
         self._write()
-        return found
+        return record
 
     def finish(self) -> None:
         """Mark the part as complete."""
@@ -83,11 +83,11 @@ def load(path: Path) -> Json:
 
 def machine() -> Json:
     """Describe where the bench runs: processor, cores, threads, versions, how busy it is, and what bf16 does."""
-    found = environment("cpu")
-    found["processor"] = _processor() or found["processor"]
-    found["load"] = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-    found["bf16"] = probe_bf16()
-    return found
+    machine = environment("cpu")
+    machine["processor"] = _processor() or machine["processor"]
+    machine["load"] = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    machine["bf16"] = probe_bf16()
+    return machine
 
 
 def probe_bf16(size: int = 1024, repeats: int = 5) -> str:

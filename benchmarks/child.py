@@ -55,8 +55,8 @@ def run_script(
             process.communicate()
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return found
+            answer: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return answer
     raise Skip(_reason(process.returncode, errors or out))
 
 

@@ -94,7 +94,7 @@ def _stragglers(plan: EventsPlan, tick: Tick) -> Row:
     changes = [] if plan.until_s is None else [f"clock.until_s={plan.until_s}"]
     points = load_experiment("stragglers", overrides=changes, seeds=1).points
     wanted = {"mixing.aggregation": "sequential", "world.compute.slowdown": 10}
-    point = next(each for each in points if wanted.items() <= (each.at or {}).items())
+    point = next(one for one in points if wanted.items() <= (one.at or {}).items())
     job = TrialGroup(point, point.config.seeds[0], point.config.algorithms[:1])
     trial = job.trials[0]
     setting = Workload.of(job, NullSink(), Alone(point.config.clients)).setting(trial)
@@ -210,8 +210,8 @@ def _scalars(size: Size) -> Row:
 def fits(measured: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Fit the exponents of an election's scalars against N, from rows as JSON holds them."""
     mine = [row["details"] for row in measured if "flooding" in row["details"]]
-    found = {name: fit([each["x"] for each in mine], [each[name] for each in mine]) for name in SCALARS}
-    return {name: each._asdict() for name, each in found.items() if each is not None}
+    fits = {name: fit([row["x"] for row in mine], [row[name] for row in mine]) for name in SCALARS}
+    return {name: one._asdict() for name, one in fits.items() if one is not None}
 
 
 def flooded_scalars(graph: nx.Graph, seed: int, accepted: Sequence[bool]) -> int:

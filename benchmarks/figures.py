@@ -43,15 +43,20 @@ def ratios(rows: Sequence[Json]) -> Figure:
     bounds = [row[key] for row in rows for key in ("most", "least") if row[key] is not None]
     low, high = min(*values, *bounds, 1.0) / 1.6, max(*values, *bounds, 1.0) * 2.2
     for place, row in enumerate(rows):
-        found, most, least = row["ratio"], row["most"], row["least"]
+        measured, most, least = row["ratio"], row["most"], row["least"]
         if most is not None or least is not None:
             begin, end = (low, most) if most is not None else (least, high)
             axes.fill_betweenx([place - 0.4, place + 0.4], begin, end, color=GREEN, lw=0)
         colour = GREY if row["met"] is None else BLUE if row["met"] else ORANGE
-        axes.plot([found["low"], found["high"]], [place, place], color=colour, lw=2, solid_capstyle="round")
-        axes.plot(found["median"], place, "o", color=colour, ms=7)
+        axes.plot([measured["low"], measured["high"]], [place, place], color=colour, lw=2, solid_capstyle="round")
+        axes.plot(measured["median"], place, "o", color=colour, ms=7)
         axes.annotate(
-            f"{found['median']:.2f}", (found["high"], place), (7, 0), textcoords="offset points", va="center", color=INK
+            f"{measured['median']:.2f}",
+            (measured["high"], place),
+            (7, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
         )
     axes.set_xscale("log")
     axes.set_xlim(low, high)
@@ -85,8 +90,8 @@ def growth(part: Json) -> Figure:
             fit = (part.get("fits", {}).get(axis) or {}).get(measure)
             if not x:
                 continue
-            axes.vlines(x, [min(each) for each in values], [max(each) for each in values], color=colour, lw=1.5)
-            axes.plot(x, [median(each) for each in values], "o", color=colour, ms=5)
+            axes.vlines(x, list(map(min, values)), list(map(max, values)), color=colour, lw=1.5)
+            axes.plot(x, list(map(median, values)), "o", color=colour, ms=5)
             if fit is not None:
                 scale = 2**20 if measure == "memory" else 1
                 ends = [min(x), max(x)]
@@ -107,13 +112,13 @@ def _label(row: Json) -> str:
 
 def _numbers(axes: Axes) -> None:
     """Write plain numbers on logarithmic axes, also between the powers of ten where there are few of them."""
-    for each in (axes.xaxis, axes.yaxis):
-        if each.get_scale() == "log":
-            low, high = each.get_view_interval()
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            low, high = axis.get_view_interval()
             decades = math.log10(high / low)
-            each.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.3 else (1, 3) if decades < 3.2 else (1,)))
-            each.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-            each.set_minor_formatter(NullFormatter())
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.3 else (1, 3) if decades < 3.2 else (1,)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _short(value: float) -> str:

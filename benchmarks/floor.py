@@ -13,7 +13,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks.child import measure_rounds, need_memory
 from benchmarks.measurements import Row, Skip, Tick, divided, in_turn, prefixed
 from benchmarks.plain_torch import PlainTorch
-from benchmarks.sizes import Size, make_setting
+from benchmarks.sizes import AUGMENT, Size, make_setting
+from dfca.core.learning.images import augmented
+from dfca.core.learning.local import draw_steps
 from dfca.core.rng import seeded
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -25,9 +27,10 @@ MIXING_CLIENTS = 240
 
 @dataclass(frozen=True)
 class FloorPlan:
-    """What is measured: (name, size, bound of round / floor); the CNN's step; mixing's share."""
+    """What is measured."""
 
-    workloads: tuple[tuple[str, Size, float], ...]
+    workloads: tuple[tuple[str, Size, float], ...]  # name, size, bound of round / floor
+    augmented: tuple[tuple[str, Size], ...]
     cnn_step: Size
     mixing: Size
     repeats: int
@@ -36,7 +39,7 @@ class FloorPlan:
     @property
     def count(self) -> int:
         """Count the rows."""
-        return len(self.workloads) + 2
+        return len(self.workloads) + len(self.augmented) + 2
 
 
 def make_plan(quick: bool) -> FloorPlan:
@@ -44,12 +47,21 @@ def make_plan(quick: bool) -> FloorPlan:
     large, small = (4, 40) if quick else (8, 120)
     mlp = Size(clusters=4, clients=small, degree=10)
     cnn = Size(model="cnn", classes=47, samples=500, clusters=2, clients=large, degree=3)
+    batches = replace(cnn, clusters=1, clients=large // 2, algorithm="local", steps=10, batch_size=50)
+    crops = replace(batches, inputs=24 * 24, colours=3, classes=10)
+    tutorial = replace(crops, model="cnn-tutorial", hidden=384)
     return FloorPlan(
         workloads=(
             ("MLP 2048, 1,000 samples", replace(mlp, hidden=2048, samples=1000, clients=large, degree=3), 1.15),
             ("CNN, 500 samples", cnn, 1.15),
             ("MLP 200, 20 samples", replace(mlp, samples=20), 0.6),
             ("MLP 200, 50 samples", replace(mlp, samples=50), 0.6),
+            ("CNN, batches of 50 (EMNIST)", replace(batches, classes=62), 1.15),
+            ("tutorial CNN, batches of 50 (CIFAR-10)", tutorial, 1.15),
+        ),
+        augmented=(
+            ("augmentation, tutorial CNN", replace(tutorial, inputs=32 * 32, augmented=True)),
+            ("augmentation, CNN", replace(crops, inputs=32 * 32, augmented=True)),
         ),
         cnn_step=replace(cnn, clusters=1, clients=large // 2, algorithm="local", steps=5),
         mixing=replace(mlp, hidden=2048, samples=1000, clients=24 if quick else MIXING_CLIENTS, degree=24),
@@ -62,6 +74,8 @@ def rows(plan: FloorPlan, tick: Tick) -> Iterator[Row]:
     """Measure row by row."""
     for name, size, bound in plan.workloads:
         yield round_row(name, size, bound, plan, tick)
+    for name, size in plan.augmented:
+        yield augmentation_row(name, size, plan.repeats, tick)
     yield step_row(plan.cnn_step, plan.repeats, tick)
     yield mixing_row(plan.mixing, max(1, plan.repeats // 2), tick)
 
@@ -102,6 +116,32 @@ def round_row(name: str, size: Size, bound: float, plan: FloorPlan, tick: Tick) 
             "engine": simulation.engine.how,
             "world": asdict(size),
         },
+    )
+
+
+def augmentation_row(name: str, size: Size, repeats: int, tick: Tick) -> Row:
+    """Measure the share of local steps that augmentation takes, its random numbers included."""
+    setting = make_setting(size)
+    simulation, local = Simulation(setting), setting.local
+
+    def augment() -> None:
+        for client in range(size.clients):
+            x, y = setting.split.train.of(client)
+            batches, changes = draw_steps(len(y), local, setting.seed, client, 0)
+            assert batches is not None
+            assert changes is not None
+            for batch, numbers in zip(batches, changes, strict=True):
+                augmented(x[batch], numbers, AUGMENT)
+
+    seconds = in_turn({"augment": augment, "steps": simulation.step}, repeats, prefixed(tick, name))
+    return Row(
+        name,
+        f"{_describe(size)} on 24 x 24 crops; per client and step",
+        divided(seconds, by=size.clients * size.steps),
+        of="augment",
+        to="steps",
+        most=0.1,
+        details={"world": asdict(size)},
     )
 
 
@@ -154,12 +194,12 @@ def _differences(size: Size) -> dict[str, float]:
     simulation = Simulation(setting)
     simulation.step()
     ours = [simulation.model(client, 0) for client in range(size.clients)]
-    found = []
-    for each in (setting, replace(setting, dtype=torch.float64)):
-        by_layers, modules = _plain_layers(each)
+    plain = []
+    for precision in (setting, replace(setting, dtype=torch.float64)):
+        by_layers, modules = _plain_layers(precision)
         by_layers()
-        found.append(modules)
-    pairs = {"ours": (ours, found[0]), "ours from double": (ours, found[1]), "plain from double": (found[0], found[1])}
+        plain.append(modules)
+    pairs = {"ours": (ours, plain[0]), "ours from double": (ours, plain[1]), "plain from double": (plain[0], plain[1])}
     return {what: max(_difference(*pair) for pair in zip(*two, strict=True)) for what, two in pairs.items()}
 
 
@@ -169,18 +209,19 @@ def mixing_row(size: Size, repeats: int, tick: Tick) -> Row:
     about = f"N = {size.clients}, {_describe(size)}, k = {size.clusters}, degree {size.degree}"
     tick(f"{name}: {about}")
     try:
-        found = measure_rounds(size, repeats, torch.get_num_threads())
+        measured = measure_rounds(size, repeats, torch.get_num_threads())
     except Skip as reason:
         return Row(name, about, skipped=str(reason))
-    values = {"mix": [phases["mix"] for phases in found["phases"]], "round": found["seconds"]}
+    values = {"mix": [phases["mix"] for phases in measured["phases"]], "round": measured["seconds"]}
     bound = 0.1 if size.clients >= MIXING_CLIENTS else None
-    details = {"memory_bytes": found["memory"], "phases": found["phases"], "world": asdict(size)}
+    details = {"memory_bytes": measured["memory"], "phases": measured["phases"], "world": asdict(size)}
     return Row(name, about, values, of="mix", to="round", most=bound, details=details)
 
 
 def _describe(size: Size) -> str:
-    kind = "MLP" if size.model == "mlp" else "CNN"
-    return f"{kind} with P = {size.parameters:,}, {size.samples:,} samples, {size.steps} steps"
+    kind = {"mlp": "MLP", "cnn": "CNN", "cnn-tutorial": "tutorial CNN"}[size.model]
+    batches = "" if size.batch_size is None else f" on batches of {size.batch_size}"
+    return f"{kind} with P = {size.parameters:,}, {size.samples:,} samples, {size.steps} steps{batches}"
 
 
 def _difference(ours: nn.Module, theirs: nn.Module) -> float:

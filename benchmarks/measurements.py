@@ -58,9 +58,9 @@ class Row:
         row = asdict(self)
         row["ratio"] = None
         if self.of is not None and self.to is not None and self.skipped is None:
-            found = ratio(self.values[self.of], self.values[self.to])
-            row["ratio"] = found._asdict()
-            row["met"] = met(found.median, self.most, self.least)
+            measured = ratio(self.values[self.of], self.values[self.to])
+            row["ratio"] = measured._asdict()
+            row["met"] = met(measured.median, self.most, self.least)
         return row
 
 

@@ -1,13 +1,15 @@
 """The local work of a round in plain torch: loops over clients, and nothing federated.
 
-For every client: the losses of its k models on its samples, then tau steps of plain gradient descent on the best one.
+For every client: the losses of its k models on its samples, then tau steps of plain gradient descent on the best one,
+on all samples or on mini-batches.
 Every schedule computes what the simulator computes (tested; only batch norm's running statistics may differ),
 and the fastest one on this machine is the floor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dfca.core.rng import seeded
+from dfca.core.learning.local import draw_batches
+from dfca.core.rng import seeded, stream
 from dfca.sim.setting import Setting
 
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
@@ -41,19 +44,20 @@ class PlainTorch:
         self.optimisers = [
             [torch.optim.SGD(tensors, lr=rate, foreach=True) for tensors in mine] for mine in self.tensors
         ]
-        convolutional = any(isinstance(layer, nn.Conv2d) for layer in self.modules[0][0])
+        layers = {type(layer) for layer in self.modules[0][0]}
+        self._rounds: Counter[int] = Counter()
         self._pool = ThreadPoolExecutor(max(1, torch.get_num_threads()))
-        written: Forward = forward_cnn if convolutional else forward_mlp
-        kinds: dict[str, Callable[[int], None]] = {
-            "modules": self._with_modules,
-            "tensors": partial(self._with_tensors, written),
-        }
-        if convolutional:
+        kinds: dict[str, Callable[[int], None]] = {"modules": self._with_modules}
+        if nn.Conv2d not in layers:
+            kinds["tensors"] = partial(self._with_tensors, forward_mlp)
+            kinds["backward by hand"] = self._by_hand
+        else:
+            kinds["modules, channels last"] = partial(self._with_modules, channels_last=True)
+        if nn.BatchNorm2d in layers:
+            kinds["tensors"] = partial(self._with_tensors, forward_cnn)
             kinds["pool before ReLU"] = partial(self._with_tensors, partial(forward_cnn, pool_first=True))
             last = partial(forward_cnn, pool_first=True, channels_last=True)
             kinds["pool before ReLU, channels last"] = partial(self._with_tensors, last)
-        else:
-            kinds["backward by hand"] = self._by_hand
         self.schedules: dict[str, Callable[[], None]] = {name: partial(self._loop, one) for name, one in kinds.items()}
         if (threads := torch.get_num_threads()) > 1:
             for name, one in kinds.items():
@@ -80,12 +84,22 @@ class PlainTorch:
         finally:
             torch.set_num_threads(threads)
 
-    def _with_modules(self, client: int) -> None:
+    def _batches(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the samples of each step of the client's next round."""
+        (x, y), local, round = self.samples[client], self.setting.local, self._rounds[client]
+        self._rounds[client] += 1
+        batches = draw_batches(len(y), local, stream(self.setting.seed, "batches", client, round))
+        for step in range(local.steps):
+            yield (x, y) if batches is None else (x[batches[step]], y[batches[step]])
+
+    def _with_modules(self, client: int, channels_last: bool = False) -> None:
         """The script as one would write it first: nn.Module and torch.optim."""
         x, y = self.samples[client]
         best = self._best([partial(module, x) for module in self.modules[client]], y)
         module, optimiser = self.modules[client][best], self.optimisers[client][best]
-        for _ in range(self.setting.local.steps):
+        for x, y in self._batches(client):
+            if channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(module(x), y))
             optimiser.step()
@@ -95,7 +109,7 @@ class PlainTorch:
         x, y = self.samples[client]
         best = self._best([partial(forward, tensors, x) for tensors in self.tensors[client]], y)
         tensors = self.tensors[client][best]
-        for _ in range(self.setting.local.steps):
+        for x, y in self._batches(client):
             gradients = torch.autograd.grad(F.cross_entropy(forward(tensors, x), y), tensors)
             with torch.no_grad():
                 torch._foreach_add_(tensors, gradients, alpha=-self.setting.local.learning_rate)
@@ -103,11 +117,11 @@ class PlainTorch:
     def _by_hand(self, client: int) -> None:
         """The MLP's backward pass written out, gradients added into the weights by the matrix product itself."""
         x, y = self.samples[client]
-        x, rate = x.flatten(1), self.setting.local.learning_rate
+        rate = self.setting.local.learning_rate
         best = self._best([partial(forward_mlp, tensors, x) for tensors in self.tensors[client]], y)
         first, first_bias, second, second_bias = (tensor.detach() for tensor in self.tensors[client][best])
-        rows = torch.arange(len(y))
-        for _ in range(self.setting.local.steps):
+        for x, y in self._batches(client):
+            x, rows = x.flatten(1), torch.arange(len(y))
             hidden = torch.addmm(first_bias, x, first.T).relu_()
             outputs = torch.addmm(second_bias, hidden, second.T).softmax(dim=1)
             outputs[rows, y] -= 1

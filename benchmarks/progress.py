@@ -50,9 +50,9 @@ class PartProgress:
         assert self._task is not None
         self._progress.advance(self._task)
         if row["skipped"] is not None:
-            found = f"skipped, {row['skipped']}"
+            said = f"skipped, {row['skipped']}"
         elif row["ratio"] is not None:
-            found = f"{row['of']} / {row['to']} = {row['ratio']['median']:.2f}"
+            said = f"{row['of']} / {row['to']} = {row['ratio']['median']:.2f}"
         else:
-            found = "measured"
-        self._console.print(Text(f"· {row['name']}: {found}", style="dim"), soft_wrap=True)
+            said = "measured"
+        self._console.print(Text(f"· {row['name']}: {said}", style="dim"), soft_wrap=True)

@@ -79,9 +79,9 @@ def rows(plan: RanksPlan, tick: Tick) -> Iterator[Row]:
         for repeat in range(plan.repeats):
             for subject, command in commands.items():
                 tick(f"{subject}, {repeat + 1} of {plan.repeats}")
-                found = run_once(command, plan.experiment, threads[subject])
-                seconds[subject].append(found.seconds)
-                memory[subject].append(max(1, found.memory - base))
+                measured = run_once(command, plan.experiment, threads[subject])
+                seconds[subject].append(measured.seconds)
+                memory[subject].append(max(1, measured.memory - base))
     except Skip as reason:
         yield from [Row(name, about, skipped=str(reason)) for name in names]
         return

@@ -86,9 +86,9 @@ def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: P
             progress.start(name, plan.count)
             file.start(name, command, quick, where)
             for row in MEASURES[name](plan, progress.tick):
-                found = file.add(row)
+                added = file.add(row)
                 kept += 1
-                progress.finish_row(found)
+                progress.finish_row(added)
             file.finish()
     except KeyboardInterrupt:
         raise Interrupted(

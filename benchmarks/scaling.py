@@ -57,36 +57,36 @@ def rows(plan: ScalingPlan, tick: Tick) -> Iterator[Row]:
     """Measure an axis in cycles over its points, each in a process of its own; then yield its rows."""
     threads = torch.get_num_threads()
     for axis, points in plan.points.items():
-        found: dict[int, list[dict[str, Any]]] = {x: [] for x, _ in points}
+        measured: dict[int, list[dict[str, Any]]] = {x: [] for x, _ in points}
         reasons: dict[int, str] = {}
         for cycle in range(plan.cycles):
             for x, size in points:
                 tick(f"{axis} = {x:,}, {cycle + 1} of {plan.cycles}")
                 try:
-                    found[x].append(measure_rounds(size, plan.rounds, threads))
+                    measured[x].append(measure_rounds(size, plan.rounds, threads))
                 except Skip as reason:
                     reasons[x] = str(reason)
         for x, size in points:
             about = f"N = {size.clients:,}, k = {size.clusters}, P = {size.parameters:,}, degree {size.degree}"
             details = {"axis": axis, "x": x, "world": asdict(size)}
-            if not found[x]:
+            if not measured[x]:
                 yield Row(f"{axis} = {x:,}", about, details=details, skipped=reasons[x])
                 continue
-            seconds = [value for each in found[x] for value in each["seconds"]]
-            phases = [phase for each in found[x] for phase in each["phases"]]
-            details["memory_bytes"] = [each["memory"] for each in found[x]]
+            seconds = [value for one in measured[x] for value in one["seconds"]]
+            phases = [phase for one in measured[x] for phase in one["phases"]]
+            details["memory_bytes"] = [one["memory"] for one in measured[x]]
             details["phases"] = {name: median(phase[name] for phase in phases) for name in phases[0]}
             yield Row(f"{axis} = {x:,}", about, {"round": seconds}, details=details)
 
 
 def fits(measured: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Fit the exponents of time and memory per axis, from rows as JSON holds them."""
-    found: dict[str, dict[str, Any]] = {}
+    fits: dict[str, dict[str, Any]] = {}
     for axis in AXES:
         mine = [row for row in measured if row["details"].get("axis") == axis and row["skipped"] is None]
         x = [row["details"]["x"] for row in mine]
         time = fit(x, [median(row["values"]["round"]) for row in mine])
         memory = fit(x, [median(row["details"]["memory_bytes"]) for row in mine])
         if time is not None:
-            found[axis] = {"time": time._asdict(), "memory": None if memory is None else memory._asdict()}
-    return found
+            fits[axis] = {"time": time._asdict(), "memory": None if memory is None else memory._asdict()}
+    return fits

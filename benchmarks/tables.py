@@ -49,13 +49,13 @@ def tables_of(name: str, part: Json) -> list[BenchTable]:
 
 def provenance(part: Json) -> list[str]:
     """Write lines on where and how a part was measured."""
-    found = part["environment"]
-    threads = f"{found['threads']} thread{'' if found['threads'] == 1 else 's'}"
-    commit = f", commit {found['commit'][:12]}" if found.get("commit") else ""
+    machine = part["environment"]
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
+    commit = f", commit {machine['commit'][:12]}" if machine.get("commit") else ""
     return [
-        f"{part['command']} · {part['date']} · {found['processor']}, {found['cpus']} CPUs, {threads}, "
-        f"load {found['load']} before it began · torch {found['torch']}, dfca {found['dfca']}{commit}",
-        f"bf16 matrix products here: {found['bf16']}",
+        f"{part['command']} · {part['date']} · {machine['processor']}, {machine['cpus']} CPUs, {threads}, "
+        f"load {machine['load']} before it began · torch {machine['torch']}, dfca {machine['dfca']}{commit}",
+        f"bf16 matrix products here: {machine['bf16']}",
     ]
 
 
@@ -125,9 +125,9 @@ def _comparisons(name: str, part: Json) -> BenchTable:
             continue
         show = _bytes if row["unit"] == "bytes" else _seconds
         measured = [f"{subject} {show(median(row['values'][subject]))}" for subject in (row["of"], row["to"])]
-        found = row["ratio"]
+        ratios = row["ratio"]
         verdict = {True: "yes", False: "no", None: DASH}[row["met"]]
-        ratio = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+        ratio = f"{ratios['median']:.2f} ({ratios['low']:.2f} to {ratios['high']:.2f})"
         rows.append([row["name"], *measured, ratio, _wanted(row), verdict])
         for steps, differ in row["details"].get("differences", {}).items():
             after = f"{row['name']}: after {steps} step{'s' * (steps != '1')} our parameters differ"
@@ -155,13 +155,13 @@ _PHASE_COLUMNS = ["work", "assign", "train", "mix", "our engine", "the floor's s
 
 def _scaling(part: Json) -> list[BenchTable]:
     fitted = []
-    for axis, found in part.get("fits", {}).items():
+    for axis, fits in part.get("fits", {}).items():
         bound = BOUND if axis in ("N", "P") else None
         cells = []
         for measure in ("time", "memory"):
-            fit = found[measure]
+            fit = fits[measure]
             cells.append(DASH if fit is None else f"{fit['exponent']:.2f} ({fit['last']:.2f})")
-        largest = [met(found[m]["exponent"], bound, None) for m in ("time", "memory") if found[m] is not None]
+        largest = [met(fits[m]["exponent"], bound, None) for m in ("time", "memory") if fits[m] is not None]
         verdict = DASH if bound is None else "yes" if all(largest) else "no"
         fitted.append([f"{axis}, {AXES[axis]}", *cells, DASH if bound is None else f"≤ {bound}", verdict])
     points, notes = [], []
@@ -195,13 +195,13 @@ def _events(part: Json) -> list[BenchTable]:
         if "flooding" in details:
             shown = [details[name] for name in ("x", "edges", "candidates", "wave", "turn", "flooding")]
             sent = details["turn"] + details["wave"] / details["candidates"]
-            costs.append([*(f"{each:,.0f}" for each in shown), f"{details['flooding'] / sent:,.0f}"])
+            costs.append([*(f"{number:,.0f}" for number in shown), f"{details['flooding'] / sent:,.0f}"])
             continue
-        spent = ", ".join(f"{_seconds(median(each))} ({name})" for name, each in values.items())
+        spent = ", ".join(f"{_seconds(median(times))} ({name})" for name, times in values.items())
         wanted, verdict = DASH, None
         if row["ratio"] is not None:
-            found, wanted, verdict = row["ratio"], _wanted(row), row["met"]
-            spent = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f}); {spent}"
+            measured, wanted, verdict = row["ratio"], _wanted(row), row["met"]
+            spent = f"{measured['median']:.2f} ({measured['low']:.2f} to {measured['high']:.2f}); {spent}"
         elif "least" in details:
             speed = details["handled"] / median(values["cpu"])
             wanted, verdict = f"≥ {details['least']:,}/s", speed >= details["least"]

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from writing import differences, spread, table
 
-from dfca.report.drawing.plots import to_svg
+from dfca.report.drawing.svg import to_svg
 from dfca.report.results import stored_run
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import standalone
@@ -20,13 +20,12 @@ from dfca.runs.store.reading import Run
 ROOT = Path(__file__).parent.parent
 SHOWN = {
     "stragglers": (
-        "time-10",
+        "time-20",
         "target-by-slowdown",
         "idle-by-slowdown",
         "ages",
         "timeline-dfca-gi-sequential",
         "timeline-dfca-gi-batch",
-        "timeline-ifca",
     ),
     "delays": ("target-by-latency_s", "accuracy-by-latency_s"),
     "churn": ("accuracy-by-away", "target-by-away"),
@@ -110,13 +109,12 @@ def _draw(name: str, results: Run) -> Iterator[str]:
     sections = virtual_drawings(VirtualResults.of(results))
     drawn = {drawing.name: drawing for section in sections.values() for drawing in section}
     for wanted in SHOWN[name]:
-        if wanted in drawn:
-            drawing = drawn[wanted]
-            path = ROOT / "docs" / "asynchrony" / f"{name}-{wanted}.svg"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(standalone(to_svg(drawing.figure)))
-            text = f"{drawing.title}: {drawing.caption}" if drawing.title else drawing.caption
-            yield f"![{text}](asynchrony/{path.name})\n\n*{text}*"
+        drawing = drawn[wanted]
+        path = ROOT / "docs" / "asynchrony" / f"{name}-{wanted}.svg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(standalone(to_svg(drawing.figure)))
+        text = f"{drawing.title}: {drawing.caption}" if drawing.title else drawing.caption
+        yield f"![{text}](asynchrony/{path.name})\n\n*{text}*"
 
 
 def _verdicts() -> Iterator[tuple[str, str]]:

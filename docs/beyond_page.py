@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -12,11 +12,11 @@ from writing import Place, Trials, differences, spread, table
 from dfca.report.rows import all_found
 
 
-def measured() -> str:
-    """Write all tables of the page."""
-    return "\n\n".join(
-        make() for make in (beyond_init, beyond_k, beyond_wild, beyond_sparse, drift, never_worse, other_data)
-    )
+def blocks() -> dict[str, Callable[[], str]]:
+    """Return the blocks of the page by name."""
+    tables = (beyond_init, beyond_k, beyond_wild, beyond_sparse, drift, never_worse, other_data)
+    names = ("beyond-init", "beyond-k", "beyond-k-wild", "beyond-sparse", "drift", "never-worse", "other-data")
+    return dict(zip(names, tables, strict=True))
 
 
 def beyond_init() -> str:
@@ -30,11 +30,11 @@ def beyond_init() -> str:
             cells = []
             for algorithm in algorithms:
                 mine = of(runs, algorithm=algorithm, clients=clients, data__name=data)
-                found = sum(map(all_found, mine))
-                cells.append(f"{found} of {len(mine)} · {spread([r['accuracy'] for r in mine])}" if mine else "–")
+                successes = sum(map(all_found, mine))
+                cells.append(f"{successes} of {len(mine)} · {spread([r['accuracy'] for r in mine])}" if mine else "–")
             where = f"{data}, {clients} clients"
             rows.append([where, *cells])
-            chosen = {each: of(runs, algorithm=each, clients=clients, data__name=data) for each in algorithms}
+            chosen = {name: of(runs, algorithm=name, clients=clients, data__name=data) for name in algorithms}
             for name, column in columns.items():
                 asked[where, column] = chosen["dfca-fi"], chosen[name], "accuracy"
     title = "`dfca run beyond-init`: runs in which all clusters were found · accuracy % (50 samples per client, k = 4)"
@@ -82,7 +82,7 @@ def beyond_wild() -> str:
     """Show how many clusters are found where the true number is unknown."""
     runs = load("beyond-k-wild")
     rows, asked = [], {}
-    columns = {name: f"`dfca-fi` − `{name}`" for name in ("dfedavgm", "local")}
+    columns = {name: f"`dfca-fi` − `{name}`" for name in ("dfedavgm, no momentum", "local")}
     for label, keys in (
         ("FEMNIST, one writer per client", {"data__name": "femnist"}),
         ("HAR, one subject per client", {"data__name": "har", "data__transform": "none"}),
@@ -90,12 +90,12 @@ def beyond_wild() -> str:
     ):
         mine = of(runs, algorithm="dfca-fi", **keys)
         rivals = {name: of(runs, algorithm=name, **keys) for name in columns}
-        others = [spread([run["accuracy"] for run in each]) for each in rivals.values()]
-        asked |= {(label, columns[name]): (mine, each, "accuracy") for name, each in rivals.items()}
+        others = [spread([run["accuracy"] for run in runs]) for runs in rivals.values()]
+        asked |= {(label, columns[name]): (mine, runs, "accuracy") for name, runs in rivals.items()}
         models = ", ".join(str(run["models"]) for run in mine) or "–"
         rows.append([label, models, spread([run["accuracy"] for run in mine]), *others])
     title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds."
-    head = ["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`", *columns.values()]
+    head = ["data", "k found", "`dfca-fi`", *(f"`{name}`" for name in columns), *columns.values()]
     return title + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
@@ -212,7 +212,7 @@ def _against_the_best(preset: str, worlds: Sequence[str]) -> str:
         mine, bound, one = by.pop("dfca-auto"), by.pop("oracle", []), by["dfedavgm"]
         best = max(by, key=lambda name: mean(run["accuracy"] for run in by[name]))  # the first of those that are level
         models = ", ".join(str(run["models"]) for run in mine)
-        accuracies = [spread([run["accuracy"] for run in each]) for each in (mine, by[best], bound)]
+        accuracies = [spread([run["accuracy"] for run in runs]) for runs in (mine, by[best], bound)]
         rows.append([world, models, accuracies[0], f"`{best}` {accuracies[1]}", *accuracies[2:][:bounded]])
         asked[world, "minus the best"] = mine, by[best], "accuracy"
         asked[world, "minus `dfedavgm`"] = mine, one, "accuracy"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from writing import table
 
+from dfca.experiment.config import flatten
 from dfca.experiment.load import Experiment, load_experiment, preset_text
 from dfca.report import formats
-from dfca.report.drawing import plots
 from dfca.report.drawing.plots import NamedFigure
+from dfca.report.drawing.svg import FAINT_ON_PAPER
 from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.results import stored_run
@@ -44,12 +46,11 @@ PAPER = (
     PaperRow("4", "FEMNIST, k = 4", "table4-femnist-k", {"clusters": 4}, ("table2-femnist-hour",)),
 )
 """The rows that have the scale `hour`; Table 3 and the figures are measured at desk scale."""
-DETAILS = ("table3-skew", "figure-connectivity", "theory", "soft", "har", "forecast", "uneven")
+DETAILS = ("table3-skew", "theory", "soft", "har", "forecast", "uneven")
 SHOWN = {  # which figures of a result stand on the page
-    "figure-connectivity": ("accuracy-against-topology.p", "graphs-against-topology.p"),
     "theory": ("contraction", "drift"),
 }
-NOT_YET = "*Not measured with the present code yet: `dfca run {name}`.*"
+NOT_YET = "not yet"
 
 
 def blocks() -> dict[str, Callable[[], str]]:
@@ -61,15 +62,23 @@ def blocks() -> dict[str, Callable[[], str]]:
 
 
 def paper() -> str:
-    """Put every cell of the paper's tables beside what was measured."""
+    """Put the measured cells of the paper's tables beside the published ones, and list those that are missing."""
     head = ["table", "data", "algorithm", "published %", "measured %", "difference", "clients", "training"]
-    return table(head, [cells for row in PAPER for cells in _cells(row)])
+    cells = [cells for row in PAPER for cells in _cells(row)]
+    missing: dict[str, list[str]] = {}
+    for number, data, algorithm, *rest in cells:
+        if rest[1] == NOT_YET:
+            missing.setdefault(f"Table {number}, {data}", []).append(algorithm)
+    listed_missing = "; ".join(f"{place}: {', '.join(names)}" for place, names in missing.items())
+    lines = [line for line in cells if line[4] != NOT_YET]
+    note = f"Clients: in the paper → here. Not measured yet ({len(cells) - len(lines)} cells): {listed_missing}."
+    return table(head, lines) + "\n\n" + note
 
 
 def beside() -> str:
     """Put the measured cells beside the published ones, for README."""
     head = ["table", "data", "algorithm", "published %", "measured %", "difference", "clients"]
-    lines = [cells[:-1] for row in PAPER for cells in _cells(row) if cells[4] != "not yet"]
+    lines = [cells[:-1] for row in PAPER for cells in _cells(row) if cells[4] != NOT_YET]
     return table(head, lines)
 
 
@@ -80,7 +89,7 @@ def _cells(row: PaperRow) -> Iterator[list[str]]:
         head = [row.table, row.data, f"`{name}`", f"{100 * value.mean:.1f}"]
         measured = _measured(row, name)
         if measured is None:
-            yield [*head, "not yet", DASH, f"{size} → –", DASH]
+            yield [*head, NOT_YET, DASH, f"{size} → –", DASH]
             continue
         run, mine = measured
         gap = 100 * ((mine.score.mean or 0.0) - value.mean)
@@ -100,27 +109,49 @@ def _measured(row: PaperRow, algorithm: str) -> tuple[Run, AlgorithmRow] | None:
 
 
 def hour() -> str:
-    """Show the rows of the scale `hour` with what the first table leaves out, and who ran them on which commit."""
+    """Show the rows of the scale `hour` with what the first table leaves out, and their commands."""
     lines, names = [], list(dict.fromkeys(file for row in PAPER for file in row.files))
     for name in names:
         run = result(name)
         for mine in () if run is None else RunReport.of(run).rows:
             if run is None or mine.partial:
                 continue
-            commits = {str(trial.get("commit") or run.environment.get("commit"))[:7] for trial in run.trials}
             lines.append(
                 [
-                    f"`dfca run {run.experiment} --scale hour -a {mine.algorithm}`",
+                    f"`dfca run {run.experiment} --scale hour -a {mine.algorithm}{_smaller(run)}`",
                     percent(*mine.score),
                     percent(*mine.all_models),
                     percent(*mine.cluster_accuracy),
-                    mine.lost,
+                    mine.found,
                     duration(mine.seconds),
-                    ", ".join(sorted(commits)),
                 ]
             )
-    head = ["command", "accuracy %", "all models %", "right cluster %", "lost a cluster", "time", "commit"]
+    head = ["command", "accuracy %", "all models %", "right cluster %", "all clusters found", "time"]
     return table(head, lines)
+
+
+def _smaller(run: Run) -> str:
+    """Write how a run was smaller than the scale `hour`, as options of `dfca run`."""
+    wanted = flatten(load_experiment(run.experiment, "hour").config.values())
+    measured = flatten(run.config)
+    keys = ("clients", "data.samples_per_client", "data.test_samples_per_client")
+    return "".join(f" --set {key}={measured[key]}" for key in keys if measured.get(key) != wanted.get(key))
+
+
+def dates() -> str:
+    """Say when every file of results was written, and on which commits."""
+    lines = []
+    for path in sorted((ROOT / "results").glob("*.json")):
+        if path.name == "bench.json":
+            continue
+        run = stored_run(path)
+        commits = sorted({str(trial.get("commit") or run.environment.get("commit"))[:7] for trial in run.trials})
+        spent = duration(sum(trial.seconds or 0 for trial in run.trials))
+        said = subprocess.run(
+            ["git", "log", "-1", "--format=%cs", "--", str(path)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        lines.append([path.stem, str(len(run.trials)), spent, said.stdout.strip(), ", ".join(commits)])
+    return table(["results/", "runs", "time of one core", "stored on", "commits"], lines)
 
 
 def training(config: Mapping[str, Any]) -> str:
@@ -140,8 +171,7 @@ def training(config: Mapping[str, Any]) -> str:
 def block(name: str) -> str:
     """Write the size, the table and the pictures of one result."""
     run = result(name)
-    if run is None:
-        return NOT_YET.format(name=name)
+    assert run is not None, name
     parts = [size(name, run), formats.markdown(RunReport.of(run)).strip()]
     parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(name, run)]
     return "\n\n".join(parts)
@@ -161,44 +191,24 @@ def pictures(name: str, run: Run) -> Iterator[tuple[NamedFigure, str]]:
         if drawing.name in wanted:
             path = PICTURES / f"{name}-{drawing.name}.png"
             for axes in drawing.figure.axes:
-                axes.tick_params(grid_color=plots.FAINT_ON_PAPER)
+                axes.tick_params(grid_color=FAINT_ON_PAPER)
             drawing.figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.05)
             yield drawing, path.name
 
 
 def size(name: str, run: Run) -> str:
-    """Describe how large the run was, how long it took, and on which commits."""
+    """Describe how large the run was and how long it took."""
     seconds = sum(trial.seconds or 0 for trial in run.trials)
     scale = "" if run.head["scale"] == "default" else f" --scale {run.head['scale']}"
     number, spent = len(run.trials), duration(seconds)
     took = f"{number} runs took {spent} of one busy core." if number > 1 else f"The run took {spent}."
-    return f"`dfca run {name}{scale}`: {_size(run.config, name)}. {took} {measured_on(run)}"
-
-
-def measured_on(run: Run) -> str:
-    """Say which rows were measured on which commits."""
-    commits: dict[str, dict[str, None]] = {}
-    for trial in run.trials:
-        known = trial.get("commit") or run.environment.get("commit")
-        commits.setdefault(trial.algorithm, {})[str(known)[:7]] = None
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, known in commits.items():
-        groups.setdefault(tuple(known), []).append(name)
-    if len(groups) == 1:
-        return f"Commit {' and '.join(next(iter(groups)))}."
-    told = [f"{' and '.join(known)} ({listed(names)})" for known, names in groups.items()]
-    return f"Commits {'; '.join(told)}."
+    return f"`dfca run {name}{scale}`: {_size(run.config, name)}. {took}"
 
 
 def paper_scale_of(name: str) -> Experiment:
     """Read a preset at the paper's scale."""
     recipe = "text" if "[recipe." in preset_text(name) else None
     return load_experiment(name, "paper", recipe=recipe)
-
-
-def listed(algorithms: Sequence[str]) -> str:
-    """List algorithms as code."""
-    return ", ".join(f"`{name}`" for name in algorithms)
 
 
 def _size(config: Mapping[str, Any], name: str) -> str:
@@ -211,7 +221,7 @@ def _size(config: Mapping[str, Any], name: str) -> str:
         f"{samples} samples each" if samples else "all samples",
         f"{config['rounds']} rounds, {training(config)} ({widths})",
         f"learning rate {local['learning_rate']:g}",
-        f"p = {config['topology']['p']:g}" if name not in ("figure-connectivity", "theory") else "",
+        f"p = {config['topology']['p']:g}" if name != "theory" else "",
         f"{seeds} seed{'s' if seeds > 1 else ''}",
     ]
     return ", ".join(part for part in parts if part)

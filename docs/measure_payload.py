@@ -58,7 +58,7 @@ def rows(name: str, module: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """Measure every encoding of one network."""
     flat = FlatModel(module)
     model = flat.flatten(module)
-    base, statistics, found = accuracy(flat, model, x, y), flat.size - flat.trained, []
+    base, statistics, lines = accuracy(flat, model, x, y), flat.size - flat.trained, []
     cases = [("float32", False, 0), ("float32", True, 0), ("bf16", False, 0), ("bf16", True, 0), ("int8", False, 0)]
     if statistics:
         cases.append(("int8", False, statistics))
@@ -71,11 +71,11 @@ def rows(name: str, module: nn.Module, x: Tensor, y: Tensor) -> list[str]:
         pack_s = best_s(lambda e=encoding, c=compress, t=tail: payload.pack(model, e, c, t))  # type: ignore[misc]
         unpack_s = best_s(lambda d=data: payload.unpack(d, payload.Expect(flat.size)))  # type: ignore[misc]
         label = encoding + (" + zstd" if compress else "") + (", statistics exact" if tail else "")
-        found.append(
+        lines.append(
             f"| {name} | {label} | {len(data) / (4 * flat.size):.3f} | {error:.1e} | {100 * change:+.2f} "
             f"| {mb / pack_s:,.0f} | {mb / unpack_s:,.0f} |"
         )
-    return found
+    return lines
 
 
 def by_block(name: str, module: nn.Module) -> str:
@@ -96,7 +96,7 @@ def by_block(name: str, module: nn.Module) -> str:
 def large() -> list[str]:
     """Measure a random model of 20 MB: speeds of large arrays."""
     generator = torch.Generator().manual_seed(0)
-    model, found = torch.randn(5_000_000, generator=generator) / 30, []
+    model, rows = torch.randn(5_000_000, generator=generator) / 30, []
     for encoding, compress in (("float32", False), ("float32", True), ("bf16", False), ("bf16", True), ("int8", False)):
         data = payload.pack(model, encoding, compress)
         expect = payload.Expect(len(model), encoding=encoding, reference_norm=float(model.norm()))
@@ -105,9 +105,9 @@ def large() -> list[str]:
             best_s(lambda d=data: payload.name(d), 3),  # type: ignore[misc]
             best_s(lambda d=data, e=expect: payload.unpack(d, e), 3),  # type: ignore[misc]
         ]
-        speeds = " | ".join(f"{20 / each:,.0f}" for each in (*times, sum(times)))
-        found.append(f"| {encoding}{' + zstd' if compress else ''} | {len(data) / 20e6:.3f} | {speeds} |")
-    return found
+        speeds = " | ".join(f"{20 / seconds:,.0f}" for seconds in (*times, sum(times)))
+        rows.append(f"| {encoding}{' + zstd' if compress else ''} | {len(data) / 20e6:.3f} | {speeds} |")
+    return rows
 
 
 def main() -> None:

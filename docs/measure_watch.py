@@ -42,9 +42,9 @@ def main(seconds: float) -> None:
                 [*DFCA, "watch", str(folder), "--no-browser"], stdout=subprocess.PIPE, text=True, bufsize=1
             )
             assert watch.stdout is not None
-            found = re.search(r"http://\S+", watch.stdout.readline())
-            assert found is not None
-            follow(found[0], folder, psutil.Process(watch.pid), seconds)
+            address = re.search(r"http://\S+", watch.stdout.readline())
+            assert address is not None
+            follow(address[0], folder, psutil.Process(watch.pid), seconds)
         finally:
             for process in (watch, run):
                 if process is not None:

@@ -7,7 +7,7 @@ from statistics import mean
 from trials import Runs, load, of
 from writing import differences, spread, table
 
-GUARDS = ("none", "clip", "trimmed")
+GUARDS = ("none", "clip")
 KINDS = ("flip-signs", "noise", "swap-labels", "stale", "self-vote")
 SHARES = (0.1, 0.2)
 LOSSES = {guard: f"`{guard}` minus no liars" for guard in ("none", "clip")}
@@ -45,7 +45,7 @@ def measured() -> str:
 def _verdict(worst: list[tuple[float, float, str, str]]) -> str:
     clip, none, algorithm, kind = max(worst)
     kept = sum(lost <= BEARABLE for lost, *_ in worst)
-    _, most, other, lie = max(worst, key=lambda each: each[1])
+    _, most, other, lie = max(worst, key=lambda row: row[1])
     return (
         f"With 20 % liars and `clip` the honest lose at most {BEARABLE:g} points in {kept} of {len(worst)} rows; the "
         f"worst is `{algorithm}`, {kind}: {clip:.1f} points (without a guard {none:.1f}). Without a guard the worst is "

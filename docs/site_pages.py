@@ -7,16 +7,22 @@ links between them and docs/ are rewritten. The page of the API names what `dfca
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+from notebooks import markdown  # noqa: E402
+
 PAGES = {"README.md": "index.md", "DESIGN.md": "design.md", "CONTRIBUTING.md": "contributing.md"}
-PAGES |= {"CHANGELOG.md": "changelog.md"}
+PAGES |= {"CHANGELOG.md": "changelog.md", "SECURITY.md": "security-policy.md", "MAINTAINERS.md": "maintainers.md"}
+PAGES |= {"CODE_OF_CONDUCT.md": "conduct.md"}
 KEYS = re.compile(r"<!-- keys -->\n(.*?)<!-- end keys -->", re.DOTALL)
 GROUPS = {
     "Run": ("simulate", "Result", "Comparison", "Metrics", "load_run", "StoredRun"),
@@ -30,7 +36,7 @@ GROUPS = {
         "TopologyOptions",
     ),
     "Models and tasks": ("mlp", "cnn", "cnn1d", "Task", "make_task"),
-    "Algorithms": ("ALGORITHMS", "Algorithm", "View", "Choice", "LocalOptions", "lowest"),
+    "Algorithms": ("ALGORITHMS", "Algorithm", "View", "Choice", "Codec", "LocalOptions", "lowest"),
     "One simulation, step by step": ("Setting", "Simulation"),
     "Errors": ("DfcaError", "DfcaWarning"),
 }
@@ -50,7 +56,12 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here."""
     for source, target in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
+        if target == "index.md":  # the first page is a page alone: its width is for its tables
+            text = "---\nhide: [navigation]\n---\n" + text
         files.append(File.generated(config, target, content=relink(text, ".")))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        page = markdown(json.loads(path.read_text(encoding="utf-8")))
+        files.append(File.generated(config, f"{path.stem}.md", content=page.replace("](../", "](")))
     files.append(File.generated(config, "api.md", content=api_page(public_names())))
     (keys,) = KEYS.findall((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, "keys.md", content=keys_page(keys)))
@@ -77,6 +88,7 @@ def relink(text: str, folder: str) -> str:
         path, anchor = link[2], link[3]
         place = posixpath.normpath(posixpath.join(folder, path))
         page = PAGES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else path)
+        page = re.sub(r"^notebooks/(.*)\.ipynb$", r"\1.md", page)
         return f"{link[1]}{page}{anchor})"
 
     return re.sub(r"(\]\()(?![a-z]+:|/)([^)#\s]+)((?:#[^)\s]*)?)\)", target, text)

@@ -35,7 +35,7 @@ def differences(asked: Mapping[Place, tuple[Trials, Trials, str]]) -> tuple[dict
     """
     pairs, cells = {}, dict.fromkeys(asked, "–")
     for place, (runs, others, key) in asked.items():
-        mine, theirs = ({run["seed"]: run[key] for run in each} for each in (runs, others))
+        mine, theirs = ({run["seed"]: run[key] for run in both} for both in (runs, others))
         if values := pair_up(mine, theirs):
             pairs[place] = values
     family = family_of(pairs.values())

@@ -110,8 +110,8 @@ def ours(work: Work) -> float:
 def theirs(library: Library, python: Path, work: Work) -> float:
     """Time the round of another library, scaled to all clients where fewer trained."""
     settings = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ""}
-    found = run_script([str(python), str(script_of(library)), json.dumps(asdict(work))], settings, longest_s=1200)
-    expected = work.clients * len(found["seconds"])
-    if not found["trained"]:
+    answer = run_script([str(python), str(script_of(library)), json.dumps(asdict(work))], settings, longest_s=1200)
+    expected = work.clients * len(answer["seconds"])
+    if not answer["trained"]:
         raise Skip(f"{library.name} trained no client")
-    return float(median(found["seconds"]) * expected / found["trained"])
+    return float(median(answer["seconds"]) * expected / answer["trained"])

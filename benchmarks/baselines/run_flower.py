@@ -50,9 +50,9 @@ class Timed(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         """Average, and look at the clock."""
-        found = super().aggregate_train(server_round, replies)
+        aggregated = super().aggregate_train(server_round, replies)
         self.times.append(time.perf_counter())
-        return found
+        return aggregated
 
 
 @server_app.main()

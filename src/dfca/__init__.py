@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dfca.core.algorithm import Algorithm as Algorithm
     from dfca.core.algorithm import Choice as Choice
     from dfca.core.algorithm import View as View
+    from dfca.core.codec import Codec as Codec
     from dfca.core.learning.local import LocalOptions as LocalOptions
     from dfca.core.learning.local import lowest as lowest
     from dfca.core.learning.task import Task as Task
@@ -54,6 +55,7 @@ _HOMES = {
     "dfca.api.simulate": ("simulate",),
     "dfca.api.stored": ("StoredRun", "load_run"),
     "dfca.core.algorithm": ("Algorithm", "Choice", "View"),
+    "dfca.core.codec": ("Codec",),
     "dfca.core.learning.local": ("LocalOptions", "lowest"),
     "dfca.core.learning.task": ("Task",),
     "dfca.data.clients": ("ClientData", "Split"),

@@ -73,6 +73,11 @@ def check_algorithm(algorithm: Algorithm | Callable[[], Algorithm] | str) -> Non
         raise ContractError(f"an algorithm must be an Algorithm, got {type(record).__name__}")
     parts = {name: getattr(record, name) for name in ("choose", "personal", "memory", "mixture")}
     own: dict[str, Any] = {name: _blamed(record.name, name, part) for name, part in parts.items() if part is not None}
+    if (peers := record.peers) is not None:
+        calls: dict[str, Any] = {
+            name: _blamed(record.name, f"peers.{name}", getattr(peers, name)) for name in ("draw", "merge")
+        }
+        own["peers"] = replace(peers, **calls)
     guarded = replace(record, **own)
     for contract in CONTRACTS:
         try:

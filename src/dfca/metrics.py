@@ -53,7 +53,7 @@ def distributions(
         if ends[-1] < 2:
             return []
         drawn = torch.randperm(ends[-1], generator=stream(seed, "evaluation", cluster))[:samples].tolist()
-        x, y = change(test.x, partial(_blank, len(drawn))), _blank(len(drawn), test.y)
+        x, y = change(test.of(holders[0])[0], partial(_blank, len(drawn))), _blank(len(drawn), test.y)
         for position, sample in enumerate(drawn):
             place = bisect_right(ends, sample) - 1
             if holders[place] in here:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from dfca.base.options import ExplainedModel
 from dfca.models import MODELS
 
 Filters = Annotated[int, Field(ge=1, strict=True)]
 
 
-class ModelOptions(BaseModel):
+class ModelOptions(ExplainedModel):
     """Which model, and how large."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dfca.base.errors import ModelError, unknown
+from dfca.base.errors import DfcaError, ModelError, unknown
 from dfca.base.files import sha256
 from dfca.base.imports import import_function
 
@@ -137,7 +137,7 @@ def known_factory(
 
 def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:
     """Make a factory whose models start from given weights: a module, a state_dict, the path of a safetensors file, or
-    a list of these, one per cluster.
+    a list of these, one per cluster. Weights of a model with frozen parts may lack trained tensors: these are drawn.
 
     Raises ModelError where the weights cannot be read, or are not those of the model.
     """
@@ -181,10 +181,13 @@ def _weights(source: Any) -> dict[str, Tensor]:
 
 def _checked(weights: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """Compare weights with a module: the same names and shapes, and finite numbers."""
-    wanted = module.state_dict()
-    named = {**wanted, **dict(module.named_parameters())}
+    wanted, parameters = module.state_dict(), dict(module.named_parameters())
+    named = {**wanted, **parameters}
+    drawn: set[str] = set()
+    if not all(parameter.requires_grad for parameter in parameters.values()):
+        drawn = {name for name, parameter in parameters.items() if parameter.requires_grad}
     for name in wanted:
-        if name not in weights and wanted[name].is_floating_point():
+        if name not in weights and name not in drawn and wanted[name].is_floating_point():
             raise ModelError(f"start_from has no {name!r}, which the model has; it must be of the same architecture")
     for name, tensor in weights.items():
         if name not in named:
@@ -355,6 +358,8 @@ def _call(path: str, build: Callable[..., nn.Module], shape: Any, classes: int) 
 
     try:
         module = build(shape, classes)
+    except DfcaError:
+        raise
     except Exception as error:
         raise ModelError(
             f'model.factory "{path}" failed with {type(error).__name__}: {error}; '

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import networkx as nx
 import torch
 
 from dfca.core.client import Client, participates
-from dfca.core.learning.deployment import measure
+from dfca.core.learning.deployment import measure_in_slices
 from dfca.core.learning.local import losses
 from dfca.core.learning.params import FlatModel
 from dfca.core.rng import seeded, stream
@@ -40,7 +41,7 @@ from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.selection import candidates_of
 from dfca.sim.rounds.simulation import Simulation
-from dfca.sim.setting import Setting, initial_module
+from dfca.sim.setting import Setting, hold_out_until, initial_module, receivers_in
 
 __all__ = ["lockstep", "make_clients", "stack"]
 
@@ -79,8 +80,9 @@ def make_clients(setting: Setting) -> list[Client]:
             method=setting.method,
             true_cluster=None if truth is None else int(truth[i]),
             clients=setting.clients,
-            hold_out_until=release_round(setting.last_steps, setting.rounds),
+            hold_out_until=hold_out_until(setting),
             quiet_from=setting.quiet_from,
+            receivers=receivers_in(setting, i),
         )
         for i in range(setting.clients)
     ]
@@ -143,7 +145,7 @@ def lockstep(
             received = [
                 message
                 for message in sent
-                if message.sender != client.id and (server or setting.graph.has_edge(client.id, message.sender))
+                if message.sender != client.id and (server or _reaches(setting, message, client.id))
             ]
             states[client.id] = client.rules.receive_all(states[client.id], order(client.id, received))
             for message in relayed[client.id]:
@@ -152,6 +154,12 @@ def lockstep(
             states = surveys.hold(states, now + 1)
             clients = surveys.clients
     return states
+
+
+def _reaches(setting: Setting, message: Message, client: int) -> bool:
+    phases = receivers_in(setting, message.sender)
+    near = phases[message.round % len(phases)] if phases else setting.graph.adj[message.sender]
+    return client in near
 
 
 def _liars_of(setting: Setting) -> Liars | None:
@@ -270,7 +278,8 @@ def _pick_personal_steps(
 ) -> list[ClientState]:
     """Let every client pick the steps of its personal last step by its curve and those of its neighbours."""
     pairs = zip(clients, states, strict=True)
-    measured = [measure(client, state.bank, *client.divided(), state.closed) for client, state in pairs]
+    slices = (measure_in_slices(client, state.bank, *client.divided(), state.closed) for client, state in pairs)
+    measured = [measured for one in slices for measured in one if measured is not None]
     graphs = {"server": nx.complete_graph(len(clients)), "none": nx.empty_graph(len(clients))}
     graph = graphs.get(setting.algorithm.exchange, setting.graph)
     sound = [i for i, (_, _, curve) in enumerate(measured) if bool(curve.isfinite().all())]
@@ -299,16 +308,25 @@ def _average_with_chosen(
         assert memory is not None
         near = candidates_of(choice, setting.graph, i, sorted(models))
         random = partial(stream, setting.seed, "peers", i, now)
-        peers = choice.ask(PeerDraw(i, now, near, memory, random))
+        linked = sorted(setting.graph.adj[i])
+        peers = choice.ask(PeerDraw(i, now, near, memory, random, [j for j in near if j in linked]))
         received = [states[i].bank[0], *(models[j] for j in peers)]
-        seen = losses(client.model, torch.stack(received), *client.samples(now))[1:]
+        held = client.divided()[1]
+        samples = held if choice.unseen and len(held[1]) else client.samples(now)
+        score = partial(_score, client, torch.stack(received), samples)
+        seen = losses(client.model, torch.stack(received), *samples)[1:]
         sizes = torch.tensor([len(clients[j].samples(now)[1]) for j in (i, *peers)])
         told = torch.stack([memory, *(_memory(states[j]) for j in peers)])[1:]
-        average = choice.merge(Received(i, now, peers, seen, sizes, memory, told))
+        drawn = partial(stream, setting.seed, "merge", i, now)
+        average = choice.average(Received(i, now, peers, seen, sizes, memory, told, linked, drawn, score))
         model = sum(float(weight) * vector for weight, vector in zip(average.weights, received, strict=True))
         assert isinstance(model, torch.Tensor)
         after[i] = replace(states[i], bank=model[None], memory=average.memory)
     return after
+
+
+def _score(client: Client, models: torch.Tensor, samples: tuple[Any, torch.Tensor], weights: torch.Tensor) -> Any:
+    return losses(client.model, weights.to(models) @ models, *samples)
 
 
 def _memory(state: ClientState) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Which clients are neighbours: the graphs of clients, on networkx.
 
-    options -> make_graph -> nx.Graph with nodes 0..N-1, undirected, no self loops
+    options -> make_graph -> nx.Graph with nodes 0..N-1, undirected, no self loops: the links
                    |
+                   +-> receivers_of, directed_edges -> which of them carry models, which way, in which rounds
                    +-> describe -> facts (JSON-able) -> summary (one line)
                    +-> layout   -> where to draw each client
 
@@ -55,21 +56,69 @@ def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
     """
     check_topology(options, clients)
     if is_import(options.name):
-        edges = _own_edges(options.name, clients, seed)
-    elif options.name == "file":
-        edges = _read_edges(Path(options.file or ""), clients)
-    elif clients == 1:
-        edges = []
-    else:
-        edges = list(_GENERATORS[options.name](options, clients, derive(seed, "topology")).edges)
-    graph = nx.Graph()
-    graph.add_nodes_from(range(clients))
-    graph.add_edges_from(sorted({(min(i, j), max(i, j)) for i, j in edges if i != j}))
-    return graph
+        return _own_graph(options.name, clients, seed)
+    if options.name == "file":
+        made: nx.Graph = nx.DiGraph() if options.directed else nx.Graph()
+        made.add_edges_from(_read_edges(Path(options.file or ""), clients))
+        return join_graphs([made], clients)
+    if clients == 1:
+        return join_graphs([nx.Graph()], 1)
+    names = [(), *((number,) for number in range(1, options.graphs))]
+    drawn = [_GENERATORS[options.name](options, clients, derive(seed, "topology", *name)) for name in names]
+    return join_graphs(drawn, clients)
+
+
+def join_graphs(graphs: Sequence[nx.Graph], clients: int) -> nx.Graph:
+    """Make one graph of several that are used in turn, round by round; directed ones carry models along their edges.
+
+    Args:
+        graphs: One or more graphs over 0..N-1, directed or not; round t uses the one at t mod their number.
+        clients: N.
+
+    Returns:
+        All links, undirected. Where a graph is directed, or there are several, its attribute "receivers" says by graph
+        and client to whom models are sent.
+
+    Example:
+        >>> import networkx as nx
+        >>> graph = join_graphs([nx.DiGraph([(0, 1), (1, 2), (2, 0)])], clients=3)
+        >>> sorted(graph.neighbors(0)), receivers_of(graph, 0)
+        ([1, 2], ((1,),))
+    """
+    links = nx.Graph()
+    links.add_nodes_from(range(clients))
+    links.add_edges_from(sorted({(min(i, j), max(i, j)) for graph in graphs for i, j in graph.edges if i != j}))
+    if len(graphs) > 1 or graphs[0].is_directed():
+        links.graph["receivers"] = tuple(
+            tuple(tuple(sorted({*graph.adj.get(i, ())} - {i})) for i in range(clients)) for graph in graphs
+        )
+    return links
+
+
+def receivers_of(graph: nx.Graph, client: int) -> tuple[tuple[int, ...], ...]:
+    """List to whom a client sends its models, by graph of those used in turn; (): to all neighbours in every round."""
+    return tuple(phase[client] for phase in graph.graph.get("receivers", ()))
+
+
+def directed_edges(graph: nx.Graph) -> list[Any]:
+    """List the ways that models travel, by graph of those used in turn: (2, E) int64, (receiver, sender) in order."""
+    import torch  # late: `dfca list` reads this module
+
+    ways = [
+        sorted((j, i) for i, receivers in enumerate(phase) for j in receivers)
+        for phase in graph.graph.get("receivers", [[graph.adj[i] for i in range(len(graph))]])
+    ]
+    return [torch.tensor(way, dtype=torch.int64).reshape(-1, 2).T for way in ways]
+
+
+def is_one_way(graph: nx.Graph) -> bool:
+    """Return whether a link carries models one way only in some round."""
+    phases = graph.graph.get("receivers", ())
+    return any(i not in phase[j] for phase in phases for i, receivers in enumerate(phase) for j in receivers)
 
 
 def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
-    """Refuse other nodes than the clients 0..N-1, directed or double edges, and loops. Raises ConfigError."""
+    """Refuse other nodes than the clients 0..N-1, double edges, and loops. Raises ConfigError."""
     numbers = f"0..{clients - 1}"
     strange = [node for node in graph if type(node) is bool or not isinstance(node, int | np.integer)]
     if strange:
@@ -83,17 +132,34 @@ def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
         raise ConfigError(
             f"{what} must have the nodes {numbers}, one per client; it has {len(graph)} nodes, and {state} {wrong}"
         )
-    if graph.is_directed() or graph.is_multigraph() or nx.number_of_selfloops(graph):
+    if graph.is_multigraph() or nx.number_of_selfloops(graph):
         raise ConfigError(
-            f"{what} must be undirected, without loops and double edges; convert it by nx.Graph(graph), and remove "
+            f"{what} must be without loops and double edges; convert it by nx.Graph(graph), and remove "
             "loops by graph.remove_edges_from(nx.selfloop_edges(graph))"
         )
 
 
-def _own_edges(name: str, clients: int, seed: int) -> list[tuple[int, int]]:
+def check_graphs(made: Any, clients: int, what: str = "the graph") -> nx.Graph:
+    """Join a graph, or a list of graphs that are used in turn, after `check_graph`. Raises ConfigError."""
+    if isinstance(made, nx.Graph) and not made.is_directed():
+        check_graph(made, clients, what)
+        return made
+    graphs = [made] if isinstance(made, nx.Graph) else list(made)
+    for graph in graphs:
+        check_graph(graph, clients, what)
+    return join_graphs(graphs, clients)
+
+
+def is_graphs(made: Any) -> bool:
+    """Return whether something is a graph, or a list of graphs."""
+    return isinstance(made, nx.Graph) or (
+        isinstance(made, list | tuple) and bool(made) and all(isinstance(graph, nx.Graph) for graph in made)
+    )
+
+
+def _own_graph(name: str, clients: int, seed: int) -> nx.Graph:
     made = call_own(import_function(name, "topology.name"), clients, seed, f'topology "{name}"')
-    graph = made
-    if not isinstance(made, nx.Graph):
+    if not is_graphs(made):
         graph = nx.Graph()
         graph.add_nodes_from(range(clients))
         try:
@@ -102,8 +168,9 @@ def _own_edges(name: str, clients: int, seed: int) -> list[tuple[int, int]]:
             raise ConfigError(
                 f'topology "{name}" must return a networkx graph or a list of edges (i, j), got {type(made).__name__}'
             ) from error
-    check_graph(graph, clients, f'the graph of topology "{name}"')
-    return list(graph.edges)
+        made = graph
+    joined = check_graphs(made, clients, f'the graph of topology "{name}"')
+    return joined if "receivers" in joined.graph else join_graphs([joined], clients)
 
 
 def describe(graph: nx.Graph, clusters: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -129,6 +196,8 @@ def describe(graph: nx.Graph, clusters: Sequence[int] | Any | None = None) -> di
         k = int(np.max(np.asarray(clusters))) + 1
         facts["pairs_without_trainer"] = pairs_without_trainer(graph, clusters, k)
         facts["pairs"] = nodes * k
+    if phases := graph.graph.get("receivers"):
+        facts["graphs"], facts["one_way"] = len(phases), is_one_way(graph)
     return facts
 
 
@@ -141,6 +210,10 @@ def summary(facts: dict[str, Any]) -> str:
     if facts["isolated"] and facts["nodes"] > 1:
         parts.append(f"{_count(facts['isolated'], 'client')} without neighbours")
     parts += [f"degree {degree}", f"spectral gap {_short(facts['spectral_gap'])}"]
+    if facts.get("graphs", 1) > 1:
+        parts.append(f"{facts['graphs']} graphs in turn")
+    if facts.get("one_way"):
+        parts.append("models travel one way")
     line = ", ".join(parts)
     missing, pairs = facts.get("pairs_without_trainer"), facts.get("pairs")
     if missing is None:
@@ -212,7 +285,14 @@ _GENERATORS: dict[str, Callable[[TopologyOptions, int, int], nx.Graph]] = {
     "star": lambda o, n, seed: nx.star_graph(n - 1),
     "complete": lambda o, n, seed: nx.complete_graph(n),
     "tree": lambda o, n, seed: nx.full_rary_tree(2, n),
+    "directed": lambda o, n, seed: nx.DiGraph(_random_receivers(o.degree, n, seed)),
 }
+
+
+def _random_receivers(degree: int, n: int, seed: int) -> list[tuple[int, int]]:
+    """Draw `degree` others for every client to send to."""
+    rng = np.random.default_rng(seed)
+    return [(i, int(j) + (int(j) >= i)) for i in range(n) for j in rng.choice(n - 1, degree, replace=False)]
 
 
 def _read_edges(path: Path, clients: int) -> list[tuple[int, int]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import check_name, is_import
+from dfca.base.options import ExplainedModel
 
 TOPOLOGIES: dict[str, str] = {
     "erdos-renyi": "every pair of clients is linked with probability p (the paper's graph)",
@@ -20,22 +21,26 @@ TOPOLOGIES: dict[str, str] = {
     "star": "client 0 is the only neighbour of all others",
     "complete": "all clients are neighbours of each other",
     "tree": "a balanced binary tree with client 0 at the root",
+    "directed": "every client sends to `degree` others, drawn at random: links carry models one way",
     "file": "your own graph: an edge list (two client numbers per line) or a .graphml file",
 }
 
 USES: dict[str, tuple[str, ...]] = {
-    "erdos-renyi": ("p",),
-    "regular": ("degree",),
-    "small-world": ("degree", "rewire"),
-    "scale-free": ("attach",),
-    "random-geometric": ("radius",),
-    "file": ("file",),
+    "erdos-renyi": ("p", "graphs"),
+    "regular": ("degree", "graphs"),
+    "small-world": ("degree", "rewire", "graphs"),
+    "scale-free": ("attach", "graphs"),
+    "random-geometric": ("radius", "graphs"),
+    "directed": ("degree", "graphs"),
+    "file": ("file", "directed"),
     **dict.fromkeys(("ring", "torus", "star", "complete", "tree"), ()),
 }
 """The options that each topology uses."""
+DRAWN = tuple(name for name, uses in USES.items() if "graphs" in uses)
+"""The topologies that are drawn at random: these can change from round to round."""
 
 
-class TopologyOptions(BaseModel):
+class TopologyOptions(ExplainedModel):
     """Which graph: the keys of `[topology]` in an experiment file. Options that the named topology lacks are ignored.
 
     Example:
@@ -54,11 +59,17 @@ class TopologyOptions(BaseModel):
         "edges",
     )
     p: float = Field(default=0.1, description="erdos-renyi: probability of a link between two clients, 0 to 1")
-    degree: int = Field(default=4, description="regular, small-world: number of neighbours of a client")
+    degree: int = Field(
+        default=4, description="regular, small-world: number of neighbours of a client; directed: of its receivers"
+    )
     rewire: float = Field(default=0.1, description="small-world: share of the links that is rewired at random, 0 to 1")
     attach: int = Field(default=2, description="scale-free: number of links that each new client brings")
     radius: float = Field(default=0.2, description="random-geometric: linking distance on the unit square, > 0")
     file: str | None = Field(default=None, description="file: path of an edge list or of a .graphml file")
+    directed: bool = Field(default=False, description="file: models travel from the first client of an edge only")
+    graphs: int = Field(
+        default=1, description="how many random graphs are drawn and used in turn, round by round; 1: always the same"
+    )
 
 
 def check_topology(options: TopologyOptions, clients: int) -> None:
@@ -95,6 +106,16 @@ def check_topology(options: TopologyOptions, clients: int) -> None:
             'topology "file" needs topology.file, the path of an edge list (two client numbers per line) '
             "or of a .graphml file"
         )
+    if options.directed and name != "file":
+        raise ConfigError(
+            f'topology.directed is for topology "file", got it for "{name}"; for random directed links use topology '
+            '"directed"'
+        )
+    if options.graphs < 1 or (options.graphs > 1 and name not in DRAWN):
+        raise ConfigError(
+            f'topology.graphs must be 1, or more for {", ".join(DRAWN)}, got {options.graphs} for "{name}"; '
+            "a function of your own may return a list of graphs"
+        )
     if n > 1:
         _check_size(options, n)
 
@@ -102,7 +123,7 @@ def check_topology(options: TopologyOptions, clients: int) -> None:
 def _check_size(options: TopologyOptions, n: int) -> None:
     """Check the bounds that depend on the number of clients."""
     name, degree = options.name, options.degree
-    if name in ("regular", "small-world") and not 1 <= degree < n:
+    if name in ("regular", "small-world", "directed") and not 1 <= degree < n:
         raise ConfigError(
             f"topology.degree must be in 1..{n - 1} for {n} clients, got {degree}; "
             'for a link between all clients use topology "complete"'

@@ -31,6 +31,7 @@ from dfca.sim.rounds.simulation import Simulation
 
 MLP = Size(inputs=16, hidden=6, classes=4, clients=4, samples=8, clusters=2, degree=2, steps=2)
 CNN = Size(model="cnn", inputs=144, hidden=6, classes=4, clients=2, samples=6, clusters=2, degree=1, steps=2)
+TUTORIAL = replace(CNN, model="cnn-tutorial", colours=3, clusters=1, algorithm="local", batch_size=4)
 WORK = Work(clients=4, hidden=6, samples=8, batch=4, degree=2, rounds=2, threads=1)
 ABSENT = Library("absent 1.0", "run_flower.py", (("--no-index", "dfca-has-no-such-library==1"),), "it does not exist")
 HERE = {"processor": "p", "cpus": 2, "threads": 1, "load": 0.1, "torch": "2", "dfca": "0", "commit": None, "bf16": "?"}
@@ -72,7 +73,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tiny_floor() -> floor.FloorPlan:
     workloads = (("mlp", MLP, 1.15), ("cnn", CNN, 1.15))
-    return floor.FloorPlan(workloads, replace(CNN, clusters=1, algorithm="local"), MLP, repeats=2, tries=1)
+    step, images = replace(CNN, clusters=1, algorithm="local"), replace(TUTORIAL, inputs=26 * 26, augmented=True)
+    return floor.FloorPlan(workloads, (("augmentation", images),), step, MLP, repeats=2, tries=1)
 
 
 def tiny_scaling() -> scaling.ScalingPlan:
@@ -133,13 +135,17 @@ def test_exponents_of_powers_are_found() -> None:
     assert fit([1, 2], [0, 1]) is None
 
 
-@pytest.mark.parametrize("size", [MLP, CNN], ids=["mlp", "cnn"])
-def test_every_plain_schedule_computes_what_the_simulator_computes(size: Size) -> None:
+@pytest.mark.parametrize(
+    ("size", "schedules"),
+    [(MLP, 6), (CNN, 10), (replace(CNN, batch_size=4), 10), (TUTORIAL, 4)],
+    ids=["mlp", "cnn", "cnn in batches", "tutorial"],
+)
+def test_every_plain_schedule_computes_what_the_simulator_computes(size: Size, schedules: int) -> None:
     torch.set_num_threads(2)  # so that the threaded schedules exist
     try:
         setting = replace(make_setting(size), graph=nx.empty_graph(size.clients))
         names = list(PlainTorch(setting).schedules)
-        assert len(names) == (8 if size.model == "cnn" else 6)
+        assert len(names) == schedules
         simulation = Simulation(setting)
         for _ in range(2):
             simulation.step()
@@ -170,12 +176,14 @@ def test_floor_at_a_tiny_size(tmp_path: Path) -> None:
     content = run.run({"floor": tiny_floor()}, tmp_path, "python -m benchmarks floor", True, Counter())
     part = content["parts"]["floor"]
     assert part["finished"]
-    assert [row["name"] for row in part["rows"]] == ["mlp", "cnn", "CNN, local step", "mixing's share of a round"]
+    assert [row["name"] for row in part["rows"]] == [
+        "mlp", "cnn", "augmentation", "CNN, local step", "mixing's share of a round",
+    ]  # fmt: skip
     for row in part["rows"]:
         assert row["skipped"] is None
         assert all(value > 0 for values in row["values"].values() for value in values)
     assert part["rows"][0]["details"]["floor"] in part["rows"][0]["details"]["schedules"]
-    differences = part["rows"][2]["details"]["differences"]
+    differences = part["rows"][3]["details"]["differences"]
     assert len(differences) == 2
     assert all(value < 1e-5 for values in differences.values() for value in values.values())
     assert all(values["plain from double"] > 0 for values in differences.values())

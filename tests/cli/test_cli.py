@@ -142,7 +142,7 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
 
 def test_the_commands_are_these() -> None:
     names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
-    alone = "run watch swarm list show options version export report repair replay faults"
+    alone = "run watch swarm list show options version export report cite repair replay faults"
     groups = {
         "data": "list fetch import",
         "keys": "init show request sign accept remove",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from dfca.base.errors import ConfigError
 from dfca.core.learning.local import draw_steps, local_steps, spans
 from dfca.core.learning.optimisers import clipped
 from dfca.core.learning.params import FlatModel
-from dfca.core.method import LocalOptions, StepTable
+from dfca.core.method import LocalOptions, Precision, StepTable
+from dfca.models import cnn, cnn_tutorial
 from dfca.node.task.facts import LocalFacts
 from dfca.sim.local.engine import make_engine
 
@@ -25,6 +28,7 @@ MODELS = {
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
     "sequence": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
 }
+PRECISIONS = get_args(Precision)
 KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "own": torch.optim.RMSprop}
 
 
@@ -72,7 +76,7 @@ def test_fast_paths_are_for_plain_sgd() -> None:
     plain, flat = LocalOptions(steps=2), FlatModel(dfca.mlp((64,), 3, 128))
     assert plain.written_out
     assert spans(flat, 4, replace(plain, steps=5))
-    for change in ({"optimizer": "adam"}, {"clip": 1.0}, {"optimizer": torch.optim.SGD}):
+    for change in ({"optimizer": "adam"}, {"clip": 1.0}, {"optimizer": torch.optim.SGD}, {"precision": "bf16"}):
         assert not replace(plain, **change).written_out
         assert not spans(flat, 4, replace(plain, **change))
     for optimizer, how in (("sgd", "stacked"), ("adam", "stacked")):
@@ -127,12 +131,35 @@ def broken(groups: list, lr: float) -> None:
         ({"optimizer": lambda groups, lr: 3}, "must return an object with step"),
         ({"clip": 0.0}, "clip"),
         ({"cosine_rounds": 0}, "cosine_rounds"),
+        ({"precision": "fp8"}, "precision"),
     ],
 )
 def test_an_optimiser_that_is_none_is_refused(options: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         dfca.simulate(MODELS["dense"], SPLIT, "dfca-gi", **OPTIONS, **options)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("model", MODELS)
+def test_passes_in_bfloat16_are_near_those_in_float32(model: str, engine: str) -> None:
+    given = {**OPTIONS, "engine": engine, "learning_rate": 0.05}
+    plain, half = (dfca.simulate(MODELS[model], SPLIT, "dfca-gi", precision=p, **given) for p in ("float32", "bf16"))
+    assert half.banks.dtype == torch.float32
+    assert 0 < float((half.banks - plain.banks).abs().max()) < 0.02
+    again = dfca.simulate(MODELS[model], SPLIT, "dfca-gi", precision="bf16", **given)
+    assert torch.equal(again.banks, half.banks)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: cnn((1, 12, 12), 3, 8, (2, 4)), lambda: cnn_tutorial((1, 12, 12), 3, 8, (4, 4))]
+)
+def test_known_layers_of_images_run_in_bfloat16(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    flat, x, y = FlatModel(make()), torch.rand(8, 1, 12, 12), torch.arange(8) % 3
+    start = flat.flatten(make())
+    runs = [local_steps(flat, start, x, y, LocalOptions(steps=3, learning_rate=0.05, precision=p)) for p in PRECISIONS]
+    assert 0 < float((runs[0] - runs[1]).abs().max()) < 0.05
 
 
 def test_facts_of_a_swarm_name_no_code() -> None:

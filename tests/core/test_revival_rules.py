@@ -48,7 +48,7 @@ def test_a_detector_and_all_clients_at_once_watch_alike(seed: int) -> None:
     for now in range(60):
         losses = [random.choice([0.1, 0.5, 1.0, 2.0, math.inf]) for _ in range(clients)]
         revival.watch(torch.tensor(losses, dtype=torch.float64), range(clients))
-        due = revival.calls_election(torch.zeros(clients, dtype=torch.int64), options, now, closed=[1])
+        due = revival.calls_election(torch.zeros(clients, dtype=torch.int64), options, now, 1000, closed=[1])
         for detector, loss in zip(detectors, losses, strict=True):
             detector.grow(2)
             detector.newest[0] = now

@@ -235,7 +235,9 @@ def test_mixed_predictions_by_hand() -> None:
 
 
 def received(losses: list[float], round: int, memory: torch.Tensor, memories: torch.Tensor) -> Received:
-    return Received(0, round, [2, 3, 4], torch.tensor(losses), torch.tensor([10, 10, 20, 30]), memory, memories)
+    sizes = torch.tensor([10, 10, 20, 30])
+    beside = ([], lambda: stream(0, "merge", round), lambda weights: torch.zeros(len(weights)))
+    return Received(0, round, [2, 3, 4], torch.tensor(losses), sizes, memory, memories, *beside)
 
 
 def drawing(round: int, memory: torch.Tensor) -> PeerDraw:

@@ -73,6 +73,21 @@ def test_what_a_far_model_loses_goes_to_the_others_and_not_to_the_own_copy() -> 
     assert trusted([0.4, 0.4], [1.0, 4.0], 1.0) == pytest.approx([0.4 / 0.625, 0.025 / 0.625])
 
 
+def test_a_first_contact_is_compared_with_the_size_of_the_own_copy() -> None:
+    own = torch.tensor([3.0, 4.0], dtype=torch.float64)  # of norm 5
+    for far, moved in ((500.0, 500 / (1 + 50**4)), (7.0, 3.5)):  # 100 times the norm; as two random starts
+        copy = own.clone()
+        recent = fold_robust_(copy, [own + torch.tensor([far, 0.0])], [0.5], "clip", ())
+        assert float(copy[0] - own[0]) == pytest.approx(moved)
+        assert recent == (far,)
+    again = own.clone()  # what came first does not make it sound
+    fold_robust_(again, [own + torch.tensor([500.0, 0.0])], [0.5], "clip", (500.0,) * 8)
+    assert float(again[0] - own[0]) < 0.01
+    nothing = torch.zeros(2, dtype=torch.float64)
+    fold_robust_(nothing, [torch.tensor([1.0, 0.0], dtype=torch.float64)], [0.5], "clip", ())
+    assert nothing.tolist() == [0.5, 0.0]  # a copy of zeros says nothing
+
+
 def test_trimmed_and_median_by_hand() -> None:
     came = [1.0, 2.0, 3.0, 1000.0]
     assert [trim_count("trimmed", n) for n in (4, 5, 6, 10, 11)] == [1, 1, 2, 2, 3]

@@ -261,8 +261,8 @@ def test_tokens_with_ids_and_a_mask(kind: str) -> None:
     )  # fmt: skip
     assert result.simulation.engine.how == "loop"
     assert result.score > 0.95
-    assert result.metrics[-1]["cluster_accuracy"] == 1.0
-    assert "token_accuracy" in str(result.metrics)
+    assert result.evaluations[-1]["cluster_accuracy"] == 1.0
+    assert "token_accuracy" in str(result.evaluations)
 
 
 def test_tokens_are_the_same_in_rounds_lockstep_and_events() -> None:
@@ -346,7 +346,7 @@ def test_own_loss_and_metric_by_path() -> None:
         False,
         "mm",
     )
-    assert result.score == result.metrics[-1]["worst_error"]
+    assert result.score == result.evaluations[-1]["worst_error"]
     with pytest.raises(AttributeError, match=r"result\.score is its worst_error"):
         _ = result.accuracy
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from dfca.base.errors import ConfigError
 from dfca.data.options import DataOptions
 from dfca.data.options import DataOptions as Direct
 
@@ -17,7 +18,7 @@ def test_the_defaults_are_the_quickstart():
 
 
 def test_options_are_frozen_and_closed():
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match='unknown key "nmae"; did you mean "name"'):
         DataOptions(nmae="mnist")
     with pytest.raises(ValidationError):
         DataOptions().name = "mnist"
@@ -29,18 +30,18 @@ def test_options_are_frozen_and_closed():
         ({"alpha": 0.8}, "alpha must be 1 without skew, got 0.8"),
         ({"skew": "consistent", "transform": "none"}, 'needs a transform other than "none"'),
         ({"angles": (0, 90), "transform": "label-permutation"}, "angles have no meaning"),
-        ({"alpha": 1.5, "skew": "consistent"}, "less than or equal to 1"),
-        ({"alpha": 0, "skew": "consistent"}, "greater than 0"),
-        ({"samples_per_client": 0}, "greater than or equal to 1"),
-        ({"test_share": 1.0}, "less than 1"),
-        ({"concentration": 0}, "greater than 0"),
-        ({"angles": (float("nan"),)}, "finite"),
-        ({"samples_per_client": "24"}, "valid integer"),
-        ({"partition": "rotate"}, "'rotated', 'owner', 'uneven' or 'dirichlet'"),
+        ({"alpha": 1.5, "skew": "consistent"}, "alpha must be > 0 and <= 1, got 1.5"),
+        ({"alpha": 0, "skew": "consistent"}, "alpha must be > 0 and <= 1, got 0"),
+        ({"samples_per_client": 0}, "samples_per_client must be >= 1, got 0"),
+        ({"test_share": 1.0}, "test_share must be > 0 and < 1, got 1.0"),
+        ({"concentration": 0}, "concentration must be > 0, got 0"),
+        ({"angles": (float("nan"),)}, "must be a finite number, got NaN"),
+        ({"samples_per_client": "24"}, 'samples_per_client must be an integer, got "24"'),
+        ({"partition": "rotate"}, 'partition must be "rotated", "owner", "uneven" or "dirichlet", got "rotate"'),
     ],
 )
 def test_values_out_of_range_are_refused(values, sentence):
-    with pytest.raises(ValidationError, match=sentence):
+    with pytest.raises(ConfigError, match=sentence):
         DataOptions(**values)
 
 

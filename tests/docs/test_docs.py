@@ -9,14 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from toy import make_toy_setting
 from typer.main import get_command
 
 from dfca.cli import app
 from dfca.contracts import check_algorithm
 from dfca.core.algorithm import Algorithm
+from dfca.core.codec import Codec
 from dfca.experiment.load import load_experiment
 from dfca.experiment.reference import reference
 from dfca.runs.runner import run
+from dfca.sim.rounds.simulation import Simulation
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "asynchrony.md").read_text()
@@ -46,9 +50,18 @@ def test_algorithms_of_the_page_keep_the_contracts() -> None:
         assert sum(bool(line.strip()) for line in code.splitlines()) <= 20
         exec(compile(code, "algorithms.md", "exec"), names)
     mine = [record for record in names.values() if isinstance(record, Algorithm)]
-    assert [record.name for record in mine] == ["soft", "private-head", "patient"]
+    assert [record.name for record in mine] == ["soft", "private-head", "patient", "cautious"]
     for record in mine:
         check_algorithm(record)
+    codecs = [record for record in names.values() if isinstance(record, Codec)]
+    assert [codec.name for codec in codecs] == ["largest"]
+    own, ours = (
+        Simulation(make_toy_setting("dfca-gi", rounds=3, codec=codec, keep=0.05)) for codec in (*codecs, "top-k")
+    )
+    for _ in range(3):
+        own.step()
+        ours.step()
+    assert torch.equal(own.banks, ours.banks)
 
 
 def test_the_experiment_of_the_page_runs(tmp_path: Path) -> None:
@@ -116,7 +129,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     folders = r"(?:src|tests|docs|results|benchmarks|core|peer|node|sim|report|cli|data|experiment)/"
     named = {name for name in re.findall(r"`([\w./-]+)`", PAGES[page]) if re.match(folders, name)}
     named |= set(re.findall(r"[\w/]+/\w+\.py\b", PAGES[page]))
-    named.discard("src/dfca/algorithms/curious.py")  # the README says how to write it
+    named.discard("src/dfca/algorithms/curious.py")  # docs/start.md says how to write it
     assert [name for name in sorted(named) if not is_there(name)] == []
     if page in ("DESIGN.md", "CONTRIBUTING.md"):
         assert len(named) > 5

@@ -9,7 +9,7 @@ import pytest
 from dfca.base.errors import RunError
 from dfca.experiment.load import load_experiment
 from dfca.report import formats
-from dfca.report.drawing import plots
+from dfca.report.drawing import svg
 from dfca.report.page import write_report
 from dfca.report.paper import theory
 from dfca.report.paper.connectivity import FACTS, graph_key, shares
@@ -89,14 +89,14 @@ def test_where_the_graphs_of_the_clusters_fall_apart(sparse: Run) -> None:
 
 
 def test_figures_of_a_run_are_files_of_three_kinds_with_the_same_bytes(run_folder: Path, tmp_path: Path) -> None:
-    names = ["accuracy-by-round", "cluster-accuracy-by-round", "graph", "confusion", "samples"]
+    names = ["accuracy-by-round", "cluster-accuracy-by-round", "accuracy-by-traffic", "graph", "confusion", "samples"]
     drawn, again = list(draw_all(load_run(run_folder))), list(draw_all(load_run(run_folder)))
     assert [drawing.name for drawing in drawn] == names
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     for place in (0, 2):  # a curve, and one with dots and links
-        first = plots.save(drawn[place].figure, tmp_path / "a" / names[place])
-        second = plots.save(again[place].figure, tmp_path / "b" / names[place])
+        first = svg.save(drawn[place].figure, tmp_path / "a" / names[place])
+        second = svg.save(again[place].figure, tmp_path / "b" / names[place])
         assert [path.name for path in first] == [f"{names[place]}.{kind}" for kind in KINDS]
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 

@@ -22,8 +22,8 @@ PAGES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.
 
 # Tables of experiment files and of node.toml: `data.path` is a key, not a module.
 TABLES = """
-    algorithm checkpoint clock data evaluation liars limits local log mixing model network personal task topology
-    training world
+    algorithm checkpoint clock data evaluation liars limits local log mixing model network personal privacy task
+    topology training world
 """
 # Folders and files that dfca writes, and those of examples: nothing of the repository.
 WRITTEN = """

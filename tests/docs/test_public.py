@@ -23,6 +23,7 @@ import dfca.contracts
 import dfca.testing
 from dfca.api.arguments import SimulateOptions
 from dfca.core.method import StepTable
+from dfca.report.paper.citation import bibtex
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -32,9 +33,9 @@ USER_SCRIPT = ROOT / "tests" / "docs" / "typed_user.py"
 def test_exported_members() -> None:
     """A name that goes or comes is a change for users: CHANGELOG.md says it."""
     names = """
-        ALGORITHMS Algorithm Choice ClientData Comparison DataOptions DfcaError DfcaWarning LocalOptions Metrics Result
-        Setting Simulation Split StoredRun Task TopologyOptions View __version__ cnn cnn1d load_run lowest make_graph
-        make_split make_task mlp simulate split_from
+        ALGORITHMS Algorithm Choice ClientData Codec Comparison DataOptions DfcaError DfcaWarning LocalOptions Metrics
+        Result Setting Simulation Split StoredRun Task TopologyOptions View __version__ cnn cnn1d load_run lowest
+        make_graph make_split make_task mlp simulate split_from
     """
     assert sorted(dfca.__all__) == names.split()
     assert sorted(dir(dfca)) == names.split()
@@ -135,3 +136,11 @@ def test_every_option_of_a_setting_is_known_to_editors() -> None:
     assert set(SimulateOptions.__annotations__) | {"model", "data", "algorithm", "rounds", "seed", "options"} == (
         named | passed_on
     )
+
+
+def test_the_bibtex_entries_say_what_citation_cff_says() -> None:
+    said = bibtex()
+    for line in (ROOT / "CITATION.cff").read_text().splitlines():
+        key, _, value = line.strip().removeprefix("- ").partition(": ")
+        if key in ("title", "family-names", "given-names", "journal", "notes", "version", "license", "name"):
+            assert value.strip('"') in said.replace("{", "").replace("}", ""), line

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = (ROOT / "mkdocs.yml").read_text()
 HOOK = (ROOT / "docs" / "site_pages.py").read_text()
 MADE = {"index.md": "README.md", "design.md": "DESIGN.md", "contributing.md": "CONTRIBUTING.md"}
+MADE |= {"maintainers.md": "MAINTAINERS.md", "security-policy.md": "SECURITY.md", "conduct.md": "CODE_OF_CONDUCT.md"}
 MADE |= {"changelog.md": "CHANGELOG.md", "api.md": "src/dfca/__init__.py", "keys.md": "docs/experiments.md"}
 
 
@@ -20,7 +21,9 @@ def test_the_navigation_names_every_page_and_no_other() -> None:
     (navigation,) = re.findall(r"^nav:\n(.*?)^\S", SETTINGS, re.DOTALL | re.MULTILINE)
     named = re.findall(r"[\w-]+\.md$", navigation, re.MULTILINE)
     assert len(named) == len(set(named))
-    assert set(named) == {path.name for path in (ROOT / "docs").glob("*.md")} | set(MADE)
+    notebooks = {f"{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    assert len(notebooks) == 4
+    assert set(named) == {path.name for path in (ROOT / "docs").glob("*.md")} | set(MADE) | notebooks
     for page, source in MADE.items():
         assert page in HOOK
         assert Path(source).name in HOOK
@@ -37,6 +40,9 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     style = (ROOT / "docs" / "site.css").read_text()
     assert "font: false" in SETTINGS
     assert "://" not in SETTINGS + style
+    # The plugin for search from files would load a script from elsewhere; ours takes its place.
+    assert re.search(r"^  polyfills: \[iframe-worker\.js\]", SETTINGS, re.MULTILINE)
+    assert "http" not in (ROOT / "docs" / "iframe-worker.js").read_text()
 
 
 def test_the_page_of_the_api_groups_every_public_name() -> None:
@@ -67,3 +73,11 @@ def test_links_between_documents_lead_somewhere() -> None:
             if anchor:
                 heads = re.findall(r"^#+ (.*)$", place.read_text(), re.MULTILINE)
                 assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, anchor
+
+
+def test_link_texts_are_titles_not_file_names() -> None:
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        if path.name != "CHANGELOG.md":
+            text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+            texts = re.findall(r"\[([^\]]+)\]\([^)]*\.md[^)]*\)", text)
+            assert [said for said in texts if said.endswith(".md")] == [], path.name

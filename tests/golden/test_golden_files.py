@@ -114,7 +114,11 @@ def test_an_interrupted_run_goes_on_to_the_numbers_of_an_unbroken_one(version: P
     first, *others = begun.trials
     assert first[1] > 0, "it continues from the checkpoint"
     assert [round for _, round in others] == [0] * len(others)
-    assert differences(numbers(version / "runs" / name), numbers(out), LAST_DIGITS) == []
+    run(copy_run(version / "runs" / name, tmp_path / "old"), tmp_path / "unbroken")
+    unbroken, resumed = numbers(tmp_path / "unbroken"), numbers(out)
+    for key in ("lines", "rows"):  # an earlier version held the first surveys of dfca-auto
+        unbroken[key], resumed[key] = ([row for row in part[key] if not merges(row)] for part in (unbroken, resumed))
+    assert differences(unbroken, resumed, LAST_DIGITS) == []
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -123,6 +127,10 @@ def test_a_new_run_of_a_stored_config_computes_the_same(version: Path, name: str
     before, now = numbers(version / "runs" / name), numbers(tmp_path / "new")
     for key in ("lines", "rows"):  # dfca-auto merges clusters by other surveys since 0.3
         before[key], now[key] = ([row for row in part[key] if not merges(row)] for part in (before, now))
+    for key in before.keys() & {"traces", "lanes"}:  # and measures its curve beside the rounds
+        before[key], now[key] = (
+            {trial: lines for trial, lines in part[key].items() if "auto" not in trial} for part in (before, now)
+        )
     assert differences(before, now, LAST_DIGITS) == []
 
 

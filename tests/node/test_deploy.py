@@ -66,6 +66,102 @@ def three_namespaces() -> Iterator[dict[str, str]]:
                 run("ip", "netns", "delete", name)
 
 
+@contextmanager
+def two_walled_namespaces() -> Iterator[dict[str, str]]:
+    """Make A in public, and B and C each behind a router of its own that masquerades; both have the same address."""
+    tag = f"dfca{os.getpid()}"
+    devices = {letter: f"{tag}-{letter}" for letter in "ABC"}
+    names = [f"{tag}-sw", *devices.values(), *(f"{tag}-R{letter}" for letter in "BC")]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        switch = names[0]
+        run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", switch, "link", "set", "br0", "up")
+        for place, name in enumerate((devices["A"], *names[-2:]), 1):
+            run("ip", "-n", switch, "link", "add", f"port{place}", "type", "veth", "peer", "name", "wan", "netns", name)
+            run("ip", "-n", switch, "link", "set", f"port{place}", "master", "br0", "up")
+            run("ip", "-n", name, "addr", "add", f"10.77.15.{place}/24", "dev", "wan")
+            run("ip", "-n", name, "link", "set", "wan", "up")
+        for letter, router in zip("BC", names[-2:], strict=True):
+            name = devices[letter]
+            run("ip", "-n", router, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", name)
+            for namespace, link, host in ((router, "lan", 1), (name, "eth0", 2)):
+                run("ip", "-n", namespace, "addr", "add", f"192.168.1.{host}/24", "dev", link)
+                run("ip", "-n", namespace, "link", "set", link, "up")
+            run("ip", "-n", name, "route", "add", "default", "via", "192.168.1.1")
+            inside = ("ip", "netns", "exec", router)
+            run(*inside, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+            run(*inside, "nft", "add table ip nat")
+            run(*inside, "nft", "add chain ip nat out { type nat hook postrouting priority 100 ; }")
+            run(*inside, "nft", "add rule ip nat out oifname wan masquerade")
+        yield devices
+    finally:
+        for name in names:
+            with suppress(subprocess.CalledProcessError):
+                run("ip", "netns", "delete", name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_namespaces() or not shutil.which("nft"), reason="needs root, ip and nft")
+def test_devices_behind_two_routers_train_with_one_in_public(tmp_path: Path) -> None:
+    with two_walled_namespaces() as names:
+        desk = Desk(tmp_path / "desk", {letter: ["ip", "netns", "exec", name] for letter, name in names.items()})
+        try:
+            train_behind_routers(desk)
+        finally:
+            desk.close()
+
+
+def train_behind_routers(desk: Desk) -> None:
+    nodes = {"A": "kitchen", "B": "garage", "C": "attic"}
+    for device in nodes:
+        desk.type(Command(device, f"python samples.py {device.lower()}.csv", ()))
+    founding = "--label activity --clusters 1 --expect 3 --agree personal=0"
+    desk.type(Command("A", f"dfca node init kitchen --data a.csv {founding}", ()))
+    desk.type(Command("A", "dfca node run kitchen", ("... waits until 3 members run; so far 1",)))
+    for device, node in (("B", "garage"), ("C", "attic")):
+        desk.type(Command("A", "dfca node invite kitchen", ("... both screens show 7UZ3XM...",)))
+        desk.type(Command(device, f"dfca node join {node} 'dfca1:' --data {device.lower()}.csv", ()))
+        desk.type(Command(device, f"dfca node run {node}", ()))
+    folders = {device: desk.folder / device / node for device, node in nodes.items()}
+    for folder in folders.values():
+        state = wait_for_round(folder, 10)
+        assert state["clusters"] == 1
+        assert state["accuracy"] > 0.85
+        assert state["refused"] == {}
+    # Each folds the models of those that it has a link with: A of both, B and C of A.
+    folded = {device: wait_for_folds(folder, 10) for device, folder in folders.items()}
+    for device, state in folded.items():
+        linked = {entry["name"]: entry for entry in state["neighbours"] if entry["state"] == "up"}
+        assert set(linked) == ({"garage", "attic"} if device == "A" else {"kitchen"})
+        assert all(min(entry["bytes_in"], entry["bytes_out"]) > 20_000 for entry in linked.values())
+        assert [entry["walled"] for entry in linked.values()] == ([True, True] if device == "A" else [False])
+    behind = "(192.168.1.2:7447: ...): it is behind a NAT or a firewall, and dials itself"
+    seen = [f"ok    reach         {name} does not answer {behind}" for name in ("attic", "garage")]
+    for line in seen:
+        desk.type(Command("A", "dfca node doctor kitchen", (line,)))
+    desk.type(
+        Command(
+            "B",
+            "dfca node doctor garage",
+            (f"ok    reach back    kitchen does not reach this device {behind}",),
+        )
+    )
+    apart = "warn  reach         attic does not answer (192.168.1.2:7447: ...)"
+    printed = desk.type(Command("B", "dfca node doctor garage", (apart,)))
+    assert "their models travel through members that both reach" in " ".join(printed.split())
+
+
+def wait_for_folds(folder: Path, least: int) -> dict:
+    limit = time.monotonic() + 60
+    while (state := read_status(folder))["folds"] < least:
+        assert time.monotonic() < limit, state
+        time.sleep(0.1)
+    return state
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_namespaces(), reason=f"needs root and {', '.join(NEEDED)}")
 def test_every_command_of_the_page_does_what_it_says(tmp_path: Path) -> None:

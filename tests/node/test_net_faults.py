@@ -19,7 +19,7 @@ from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity
 from dfca.node.wire.frames import READ
-from dfca.peer.records.messages import Nothing, Served
+from dfca.peer.records.messages import Nothing, Served, Update
 
 LARGE = Swarm(SWARM, 500_000)  # 2 MB
 SLOW = 2e6
@@ -47,7 +47,7 @@ def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, read
         async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices[1 - reader], found.devices[reader]
-            proxy = found.proxies[1 - reader]
+            proxy = found.proxies[1]  # of the one that is dialled
             proxy.stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, reader)
@@ -73,11 +73,11 @@ def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
         async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices
-            found.proxies[0].stall_after(HALF)
+            found.proxies[1].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, 1)
             await sink.transport.stop()
-            found.proxies[0].resume()
+            found.proxies[1].resume()
             successor = make_device(sink.identity, sink.roster, sink.identity.folder, FAST, LARGE)
             address = await successor.transport.start()
             found.devices[1] = successor
@@ -94,7 +94,7 @@ def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) 
         async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices
-            found.proxies[0].stall_after(HALF)
+            found.proxies[1].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, 1)
             for each in found.proxies:
@@ -117,13 +117,13 @@ def test_a_message_that_must_arrive_is_lost_with_its_link_and_an_update_is_not(t
         async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices
-            found.proxies[0].bytes_per_s = SLOW
+            found.proxies[1].bytes_per_s = SLOW
             source.transport.send(sink.number, Served(1, torch.ones(2, LARGE.size)))
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await asyncio.sleep(0.2)
             for each in found.proxies:
                 each.cut()
-            found.proxies[0].bytes_per_s = None
+            found.proxies[1].bytes_per_s = None
             await until(lambda: sink.node.messages)
             await asyncio.sleep(0.2)
             assert [type(m).__name__ for _, m in sink.node.messages] == ["Update"]
@@ -319,9 +319,72 @@ def test_named_neighbours_are_dialled_and_any_member_that_dials_is_accepted(tmp_
     asyncio.run(run())
 
 
-def test_a_neighbour_that_cannot_be_reached_back_loses_updates_and_keeps_its_link(tmp_path: Path) -> None:
+def test_a_device_that_can_only_dial_out_sends_and_reads_models(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, proxied=True) as found:
+        async with world(tmp_path, 3, proxied=True) as found:
+            walled, *others = found.devices
+            found.proxies[0].refusing = True
+            await until(found.connected)
+            for other in others:
+                walled.transport.send(other.number, update(1))
+                other.transport.send(walled.number, update(2))
+                walled.transport.send(other.number, Served(1, torch.ones(2, SIZE)))  # must arrive
+            await until(lambda: all(len(other.node.messages) == 2 for other in others))
+            await until(lambda: len(walled.node.messages) == 2)
+            for device in found.devices:
+                status = device.transport.status()
+                assert status["refused"] == {}
+                walls = [each["walled"] for each in status["neighbours"].values() if each["name"] == "d0"]
+                assert walls == ([] if device is walled else [True])
+            await until(lambda: walled.transport.status()["cached_bytes"] == 0)
+
+    asyncio.run(run())
+
+
+def test_a_small_message_overtakes_a_large_model(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
+            await until(found.connected)
+            found.proxies[1].bytes_per_s = SLOW
+            for source, sink in (found.devices, found.devices[::-1]):
+                source.transport.send(sink.number, update(3, size=LARGE.size))
+                await until(lambda sink=sink: any(n["pulls"] for n in sink.transport.status()["neighbours"].values()))
+                source.transport.send(sink.number, Nothing(1))
+                await until(lambda sink=sink: len(sink.node.messages) == 2)
+                assert [type(message) for _, message in sink.node.messages] == [Nothing, Update]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [0, 1])
+def test_models_travel_both_ways_between_a_node_and_one_of_version_02(tmp_path: Path, old: int) -> None:
+    """The older one reads and is read by calls of their own."""
+
+    async def run() -> None:
+        async with world(tmp_path, 2) as found:
+            await until(found.connected)
+            before = found.devices[old]
+            await before.transport.stop()
+            options = replace(FAST, parts=False)
+            device = make_device(before.identity, before.roster, before.identity.folder, options, Swarm(SWARM, SIZE))
+            found.devices[old] = device
+            device.roster.announce(before.identity, [await device.transport.start()])
+            device.transport.open(device.node)
+            await until(found.connected)
+            one, two = found.devices
+            one.transport.send(two.number, update(1))
+            two.transport.send(one.number, update(2))
+            await until(lambda: one.node.messages and two.node.messages)
+            assert not any(
+                link.in_parts for each in found.devices for link in each.transport._neighbours.links.values()
+            )
+
+    asyncio.run(run())
+
+
+def test_a_neighbour_of_version_02_that_cannot_be_reached_back_loses_updates_and_keeps_its_link(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, replace(FAST, parts=False), proxied=True) as found:
             await until(found.connected)
             dialler, listener = found.devices  # models are read from the dialler on a connection to it
             found.proxies[0].refusing = True

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b32encode
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfca.node.net.graph import wanted_links
+from dfca.node.net.graph import SwarmGraph, chords
+
+
+def wanted_links(own: str, members: Iterable[str], dead: Collection[str], degree: int) -> set[str]:
+    return SwarmGraph(own, degree).links(dict.fromkeys(members), dead)
+
+
+def defined_links(own: str, members: Iterable[str], dead: Collection[str], degree: int) -> set[str]:
+    """Return the links as they are defined: by all chords of everybody."""
+    live = sorted({member for member in members if member not in dead} | {own})
+    if degree >= len(live) - 1:
+        return set(live) - {own}
+    place = live.index(own)
+    ends = {member: chords(member, live, degree) for member in live}
+    incoming = {member for member, reached in ends.items() if own in reached}
+    return ({live[place - 1], live[(place + 1) % len(live)]} | ends[own] | incoming) - {own}
 
 
 def device(number: int) -> str:
@@ -80,3 +95,16 @@ def test_nodes_that_only_learn_from_failed_dials_end_with_the_same_graph(size: i
     graph = nx.Graph([(own, other) for own in live for other in dials(own)])
     graph.add_nodes_from(live)
     assert nx.is_connected(graph)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(2, 9), st.data())
+def test_what_is_kept_is_what_is_computed_anew(size: int, degree: int, data: st.DataObject) -> None:
+    """Members come and go, die and return; one graph follows all of it."""
+    own, everybody = device(0), [device(i) for i in range(size)]
+    graph = SwarmGraph(own, degree)
+    for _ in range(5):
+        members = dict.fromkeys({own, *data.draw(st.lists(st.sampled_from(everybody), unique=True))})
+        for _ in range(2):
+            dead = set(data.draw(st.lists(st.sampled_from(everybody), unique=True))) - {own}
+            assert graph.links(members, dead) == defined_links(own, members, dead, degree)

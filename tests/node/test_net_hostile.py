@@ -19,13 +19,16 @@ from net_world import FAST, SIZE, SWARM, Device, World, until, update, world
 from dfca.core.rules.relay import Offer
 from dfca.node.net.links.channels import CHANNEL_OPTIONS, make_channel
 from dfca.node.net.links.link import Greeting, close_frame, serialize
+from dfca.node.net.links.parts import Outgoing, PacedSize
 from dfca.node.net.options import NetOptions, Swarm
+from dfca.node.net.transfer.chunks import read_part, write_part
 from dfca.node.trust.identity import Identity
 from dfca.node.wire import codec, frames
 from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Copy, Nothing
 
-GREETING = Greeting(SWARM, SIZE, pb.FLOAT32, "villain")
+GREETING = Greeting(SWARM, SIZE, pb.FLOAT32, "villain", parts=False)  # its models are read by calls
 HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))
 
 
@@ -136,6 +139,12 @@ BAD_FRAMES = {
     "a second hello": ("unasked", GREETING.hello(2)),
     "garbage": ("malformed", b"\xff" * 30),
     "a large frame": ("too_large", serialize(pb.Frame(message=bytes(2**18)))),
+    "a chunk that was not asked for": ("unasked", write_part(memoryview(b"x" * 100), 0, 100, 1)),
+    "an empty chunk": ("field", serialize(pb.Frame(chunk=pb.Chunk(offset=1)))),
+    "a large chunk": ("too_large", serialize(pb.Frame(chunk=pb.Chunk(data=bytes(2**20 + 200))))),
+    "half a chunk": ("malformed", write_part(memoryview(b"x" * 100), 0, 100, 1)[:50]),
+    "a chunk and a heartbeat": ("malformed", HEARTBEAT + write_part(memoryview(b"x" * 100), 0, 100, 1)),
+    "a request without bytes": ("field", serialize(pb.Frame(want=pb.Want(number=1, offset=7, until=7)))),
 }
 
 
@@ -249,6 +258,8 @@ def test_a_neighbour_that_does_not_read_costs_a_bounded_queue_and_then_its_link(
 
 # Members that announce models and send something else.
 
+QUICK: dict[str, Any] = {"least_read_s": 0.15, "most_read_s": 1.0, "read_attempts": 3}  # ten times as fast as usual
+
 
 def read_from(spoil: Callable[[Device], None], folder: Path, swarm: Swarm, reason: str, **options: Any) -> None:
     """Let a spoilt device announce a model; the reader must refuse it for the reason."""
@@ -272,13 +283,74 @@ def read_from(spoil: Callable[[Device], None], folder: Path, swarm: Swarm, reaso
     asyncio.run(run())
 
 
-def test_other_bytes_than_announced_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [True, False])
+def test_other_bytes_than_announced_are_refused(tmp_path: Path, parts: bool) -> None:
     def spoil(device: Device) -> None:
         offers = device.transport._sender.offers
-        honest = offers.data
-        offers.data = lambda member, name: bytes(len(honest(member, name) or b""))  # type: ignore[method-assign]
+        for name in ("data", "announced"):
+            honest = getattr(offers, name)
+            setattr(offers, name, lambda member, key, honest=honest: bytes(len(honest(member, key) or b"")))
 
-    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "digest")
+    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "digest", parts=parts)
+
+
+def test_a_chunk_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    def spoil(device: Device) -> None:
+        for link in device.transport._neighbours.links.values():
+            move(link.outgoing)
+
+    def move(outgoing: Outgoing) -> None:
+        honest = outgoing.next
+
+        def next_part() -> bytes | None:
+            part = honest()
+            return part and write_part(memoryview(bytes(100_000)), 5, 1000, read_part(part)[2])
+
+        outgoing.next = next_part  # type: ignore[method-assign]
+
+    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "size")
+
+
+def test_a_reader_that_asks_for_too_much_is_refused(tmp_path: Path) -> None:
+    """Beyond the end; for many models at once; what was never announced is withdrawn."""
+
+    async def run() -> None:
+        async with with_villain(tmp_path) as (_, victim, identity, channel):
+            hello = replace(GREETING, parts=True).hello(1)
+            for number, until_byte, reason in ((1, 10**6, "size"), (7, 10, "")):
+                victim.transport._local.penalties.keep_out(identity.id, 0.0)
+                call = channel.stream_stream(frames.TALK)()
+                for frame in (hello, HEARTBEAT):
+                    await call.write(frame)
+                await until(lambda: identity.number in victim.node.up())
+                victim.transport.send(identity.number, update(1))
+                kinds = []
+                while "announce" not in kinds:
+                    kinds.append(frames.parse(await call.read()).WhichOneof("kind"))
+                await call.write(serialize(pb.Frame(want=pb.Want(number=number, until=until_byte))))
+                while kinds[-1] not in ("close", "withdraw"):
+                    answer = frames.parse(await call.read())
+                    kinds.append(answer.WhichOneof("kind"))
+                assert kinds[-1] == ("close" if reason else "withdraw")
+                assert answer.close.reason == reason
+                call.cancel()
+                await until(lambda: identity.number not in victim.node.up())
+
+    asyncio.run(run())
+
+
+def test_a_reader_gets_few_models_at_once_and_each_in_turn() -> None:
+    outgoing = Outgoing(NetOptions(reads_per_member=2, least_chunk_bytes=4))
+    for number in (1, 2):
+        assert outgoing.want(pb.Want(number=number, until=8), lambda: bytes(20))
+    with pytest.raises(Refused, match="more than 2 models"):
+        outgoing.want(pb.Want(number=3, until=8), lambda: bytes(20))
+    assert not outgoing.want(pb.Want(number=3, until=8), lambda: None)
+    parts = [read_part(part)[1:] for part in iter(outgoing.next, None)]
+    assert parts == [(0, 1), (0, 2), (4, 1), (4, 2)]
+    assert outgoing.want(pb.Want(number=1, offset=8, until=12), lambda: None)  # extended
+    outgoing.drop(2)
+    assert [read_part(part)[1:] for part in iter(outgoing.next, None)] == [(8, 1)]
 
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:
@@ -298,6 +370,26 @@ def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("amount", [0, 1])
+def test_a_byte_per_second_on_the_link_is_cut_off(tmp_path: Path, amount: int) -> None:
+    def spoil(device: Device) -> None:
+        for link in device.transport._neighbours.links.values():
+            drip(link.outgoing, link.wake)
+
+    def drip(outgoing: Outgoing, wake: Callable[[], None]) -> None:
+        sent = iter(range(1000))
+        outgoing.chunk = PacedSize(1, 1, 1)
+        honest, loop = outgoing.next, asyncio.get_running_loop()
+
+        def next_part() -> bytes | None:
+            loop.call_later(0.05, wake)
+            return honest() if amount and next(sent) % 2 else None
+
+        outgoing.next = next_part  # type: ignore[method-assign]
+
+    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "deadline", **QUICK)
+
+
+@pytest.mark.parametrize("amount", [0, 1])
 def test_a_byte_per_second_is_cut_off(tmp_path: Path, amount: int) -> None:
     def spoil(device: Device) -> None:
         async def drip(member: str, request: bytes, context: Any) -> None:
@@ -309,5 +401,4 @@ def test_a_byte_per_second_is_cut_off(tmp_path: Path, amount: int) -> None:
 
         device.transport._service._send_payload = drip  # type: ignore[method-assign]
 
-    # On a clock ten times as fast as usual.
-    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "deadline", least_read_s=0.15, most_read_s=1.0, read_attempts=3)
+    read_from(spoil, tmp_path, Swarm(SWARM, 50_000), "deadline", parts=False, **QUICK)

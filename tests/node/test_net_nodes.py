@@ -86,17 +86,20 @@ class Network:
         return Renumbered(self._found, place)
 
 
-@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto"])
+@pytest.mark.parametrize(
+    ("algorithm", "codec"), [("dfca-gi", "none"), ("dfca-auto", "none"), ("dfca-gi", "top-k"), ("dfca-gi", "1-bit")]
+)
 def test_nodes_over_grpc_equal_the_synchronous_simulator(
-    tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, algorithm: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit where everybody waits for all; with elections and relays, in what they agree on."""
     # The roster does not know peers by the numbers that they have here.
     monkeypatch.setattr("dfca.node.net.transport.find_lie", lambda message, introduced: None)
-    setting = make_toy_setting(algorithm, rounds=3)
+    setting = make_toy_setting(algorithm, rounds=3, codec=codec, keep=0.1)
     setting = replace(setting, graph=nx.complete_graph(setting.clients))
     size = sum(parameter.numel() for parameter in setting.make_model().parameters())
-    swarm = Swarm(SWARM, size, torch.float64, "float64")
+    declared = None if setting.codec is None else setting.codec.bytes(size)
+    swarm = Swarm(SWARM, size, torch.float64, "float64", payload_bytes=declared)
 
     async def run() -> None:
         # All in one process: on a busy machine nobody answers in time, and a round without a neighbour is another.

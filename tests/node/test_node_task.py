@@ -348,8 +348,8 @@ def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
     """Four devices, two of them turned: founded and joined as a user does, run over the network in memory."""
     paths = [write_device(tmp_path / f"{i}.csv", i % 2 == 1, i) for i in range(4)]
     config, facts = init_swarm(
-        tmp_path / "kitchen", FOUNDER, Founding(paths[0], "activity", hidden=(16,), agreed={"rounds": 8})
-    )
+        tmp_path / "kitchen", FOUNDER, Founding(paths[0], "activity", hidden=(16,), agreed={"rounds": 64})
+    )  # a guarded election opens more than two clusters, surveys merge them
     configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
     model, samples = build(facts), [load(each, tmp_path, facts) for each in configs]
     network = MemoryNetwork((i, j) for i in range(4) for j in range(i))

@@ -312,3 +312,16 @@ def test_what_follows_a_compressed_model_is_refused() -> None:
     assert refusal(unpack, data + b"\0", Expect(5000)) == "compression"
     assert refusal(unpack, data + data, Expect(5000)) == "compression"
     assert refusal(unpack, data[:-1], Expect(5000)) == "compression"
+
+
+def test_the_payload_of_a_codec_travels_as_it_is_and_is_as_long_as_declared() -> None:
+    data = torch.arange(200, dtype=torch.uint8)
+    declared = Expect(200, torch.uint8, encoding="coded")
+    assert torch.equal(unpack(pack(data, "coded"), declared), data)
+    for wrong in (pack(data[:-1], "coded"), pack(ONE), b"coded"):
+        with pytest.raises(Refused):
+            unpack(wrong, declared)
+    with pytest.raises(Refused):  # bytes in the place of a model
+        unpack(pack(data, "coded"), Expect(200))
+    with pytest.raises(Refused):
+        pack(data, "float32")

@@ -71,9 +71,9 @@ def test_a_curve_is_measured_on_what_the_device_holds_out(tmp_path: Path, rounds
     train, held = ((client.x[~mask], client.y[~mask]), (client.x[mask], client.y[mask]))
     if not rounds:  # nothing would ever be released
         train, held = samples.train, samples.held_out
-    cluster, count, losses = work.run(Curve(), bank)
+    cluster, count, losses = work.run(Curve(bank), None)
     assert count == len(held[1]) > 0
-    torch.testing.assert_close(losses, steps_of(client).curve(bank[cluster], train, held))
+    torch.testing.assert_close(losses, torch.stack(list(steps_of(client).curve(bank[cluster], train, held))))
 
 
 def test_exports_and_predictions_are_of_the_personal_model(tmp_path: Path) -> None:

@@ -387,6 +387,7 @@ def test_two_members_never_have_the_same_number(
     other.introduce(people[1], people[3].certificate, "cellar")
     for module in (roster, membership):
         monkeypatch.setattr(module, "peer_number", clashing)
+    founded = founded.copy()  # derived anew, with these numbers
     with pytest.raises(ConfigError, match="has the number of another member"):
         founded.introduce(people[0], people[3].certificate, "cellar")
     assert founded.merge(other.records()) == []
@@ -487,3 +488,29 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(["introduc
 def test_whatever_is_received_is_refused_or_a_record(values: object) -> None:
     empty = Roster(SWARM, "a" * 52)
     assert empty.merge([json.dumps(values).encode()]) == [roster.MALFORMED]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 4)), max_size=12))
+def test_members_that_grow_are_those_derived_anew(people: list[Identity], acts: list[tuple[int, int, int]]) -> None:
+    made = Roster.found(people[0], SWARM, "kitchen")
+    told = made.copy()
+    for by, whom, act in acts:
+        before = made.serial
+        try:
+            if act == 0:
+                made.remove(people[by], people[whom].id)
+            elif act == 1:
+                made.announce(people[whom], [f"192.0.2.{by}:{7000 + len(acts)}"], now=made.serial)
+            else:
+                name = "pi" if act == 2 else f"d{whom}"
+                made.introduce(people[by], people[whom].certificate, name, may_introduce=act == 3)
+        except ConfigError:
+            continue
+        assert made._membership.members == membership.find_members(made.root, made._held.values()).members
+        assert list(made.members()) == sorted(made.members())
+        assert made._by_number == {member.number: member for member in made.members().values()}
+        assert made.introduced() == frozenset(map(peer_number, made._keys))
+        assert told.merge(made.since(before)) == []
+        assert told.digest() == made.digest() == made.copy().digest()
+        assert told.members() == made.members()

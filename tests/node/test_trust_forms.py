@@ -14,7 +14,7 @@ from dfca.node.trust.invite import Invite
 from dfca.node.trust.records import (
     MAX_ADDRESSES,
     MAX_CERTIFICATE_BYTES,
-    MAX_MEMBERS,
+    MAX_KEPT,
     MAX_NAME,
     MAX_RECORD_BYTES,
     MAX_SERIAL,
@@ -128,7 +128,7 @@ def test_which_record_of_a_slot_is_held() -> None:
         (REMOVAL, {"kept": [ONE, "short"]}),
         (REMOVAL, {"kept": [THREE, ONE]}),
         (REMOVAL, {"kept": [ONE, ONE]}),
-        (REMOVAL, {"kept": make_ids(MAX_MEMBERS + 1)}),
+        (REMOVAL, {"kept": make_ids(MAX_KEPT + 1)}),
     ],
 )
 def test_what_is_no_record(record: Any, change: dict[str, Any]) -> None:
@@ -156,12 +156,12 @@ def test_what_just_fits_in_a_record() -> None:
         from_bytes(b" " * (MAX_RECORD_BYTES + 1))
 
 
-def test_removals_may_keep_as_many_as_a_swarm_has() -> None:
-    names = make_ids(MAX_MEMBERS)
+def test_removals_may_keep_many() -> None:
+    names = make_ids(MAX_KEPT)
     assert all(map(is_device_id, names))
     kept = from_json(to_json(REMOVAL) | {"kept": names})
     assert isinstance(kept, Removal)
-    assert len(kept.kept) == MAX_MEMBERS
+    assert len(kept.kept) == MAX_KEPT
 
 
 # Invites.

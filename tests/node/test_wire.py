@@ -375,7 +375,7 @@ def test_frames_are_refused(frame: Any, reason: str) -> None:
 
 
 def test_every_encoding_can_be_announced() -> None:
-    assert set(frames.ENCODINGS.values()) == set(pb.Encoding.values()) - {pb.ENCODING_UNSPECIFIED}
+    assert set(frames.ANNOUNCED.values()) == set(pb.Encoding.values()) - {pb.ENCODING_UNSPECIFIED}
 
 
 def test_chunks_make_up_the_payload() -> None:

@@ -312,7 +312,7 @@ def test_who_knows_of_a_recent_update_takes_no_part_in_the_by_election_for_its_c
     detector = DriftDetector(newest=[39, 3], seen=[39, 3], idle=[0, 30], gaps=[0, 0], mourned=[False, False])
     peer = make_peer(A, 5.0, 6.0, revives=True, detector=detector)
     for lost, joins in (((0,), False), ((1,), True), ((0, 1), False), ((), True)):
-        assert peer.elections.may_join(peer, Probe(Key(0, 0, 0, 1, 0), A, Call(lost, 2)), pursuing=False) is joins
+        assert peer.elections.may_join(peer, 1, Probe(Key(0, 0, 0, 1, 0), A, Call(lost, 2)), pursuing=False) is joins
 
 
 def test_a_peer_that_had_no_vote_knows_so_after_a_restart() -> None:

@@ -24,7 +24,7 @@ from dfca.peer.parts import Outbox, takes_part
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.revival import FRESH, DriftDetector
+from dfca.peer.revival import FRESH, Callers, DriftDetector
 from dfca.peer.waves.deadline import FLOOR, MOST_S, AnswerTime
 
 A, A2, B = LINEAGES["A"], LINEAGES["A2"], LINEAGES["B"]
@@ -476,3 +476,23 @@ def test_how_long_an_answer_is_waited_for() -> None:
         answers.observe(0.0)
     assert answers.deadline_s == FLOOR * 8.0
     assert AnswerTime(2 * MOST_S).deadline_s == 2 * MOST_S
+
+
+def test_calls_in_vain_are_heeded_ever_more_rarely() -> None:
+    callers, joined = Callers(), []
+    for round in range(400):  # a neighbour calls in every round, and nothing is ever opened
+        if callers.heeds(3, round):
+            callers.caller = 3
+            callers.end_call(False, round)
+            joined.append(round)
+    assert joined == [0, 2, 7, 17, 37, 77, 157, 317]
+    assert callers.heeds(4, 318)
+    patient = Callers()
+    for round in (0, 20, 60, 140):  # one that waits as long as the rules say is heeded at once
+        assert patient.heeds(3, round)
+        patient.caller = 3
+        patient.end_call(False, round)
+        assert patient.futile[3] == (2 * PAUSE, round)
+    patient.caller = 3
+    patient.end_call(True, 150)
+    assert patient.futile == {}

@@ -20,12 +20,15 @@ from metric_lines import put_metrics
 from reports import report_of
 from rich.console import Console
 
-from dfca.base.errors import RunError
+from dfca.base.errors import ConfigError, RunError
 from dfca.report import findings, formats, rows, tables
-from dfca.report.drawing import plots
+from dfca.report.drawing import plots, svg
 from dfca.report.drawing.axes import Style, move_apart, values_axis, zoom_of
-from dfca.report.drawing.curves import ScoreCurve, curve_of, curves_of
+from dfca.report.drawing.curves import ScoreCurve, curve_of, curves_of, known_value
+from dfca.report.drawing.multiples import by_round_figures, in_one_axis
+from dfca.report.drawing.sizes import FigureSize, sized
 from dfca.report.page import write_report
+from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results
 from dfca.report.rows import RunReport
@@ -33,6 +36,7 @@ from dfca.report.setting import about_algorithm
 from dfca.report.wording import percent
 from dfca.runs.store import folder as store_folder
 from dfca.runs.store.reading import load_run
+from dfca.sim.metrics_table import EvaluationRow
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
 
@@ -99,7 +103,8 @@ def test_megabytes_need_the_number_of_clients() -> None:
 def printed(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        for table in formats.terminal_tables(report_of(SUMMARY), width=width):
+        shown = formats.all_tables(report_of(SUMMARY), width)
+        for table in formats.terminal_tables(shown, width):
             console.print(table)
         console.print("\n".join(tables.notes(report_of(SUMMARY))))
     return capture.get()
@@ -125,7 +130,9 @@ def test_the_terminal_table_is_never_cut(width: int) -> None:
 
 def test_bold_in_markdown() -> None:
     lines = formats.markdown(report_of(SUMMARY)).splitlines()
-    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus local | right cluster % | lost a cluster |")
+    assert lines[0].startswith(
+        "| algorithm | talks to | accuracy % | minus local | right cluster % | all clusters found |"
+    )
     assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | −9.0 | 75.0 ± 35.4 | 1 of 2 | 2 |")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
 
@@ -161,7 +168,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert by_name["ifca"].score.std > 0.05, "what the seeds do is ten times as much"
     assert by_name["dfca-auto"].compared is None
     lines = formats.markdown(report_of(COMPARED)).splitlines()
-    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca-auto ± 95 % | lost a cluster |")
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca-auto ± 95 % | runs |")
     assert lines[3].startswith("| ifca | server | 77.8 ± 5.3 | −9.8 ± 1.6† |")
     assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.9 |")
 
@@ -313,7 +320,7 @@ def test_numbers_as_comma_separated_values() -> None:
 
 def test_latex_is_escaped() -> None:
     text = formats.latex(report_of(SUMMARY))
-    assert r"algorithm & talks to & accuracy \% & minus local & right cluster \% & lost a cluster & runs" in text
+    assert r"algorithm & talks to & accuracy \% & minus local & right cluster \% & all clusters found & runs" in text
     assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & $-$9.0 & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
     assert text.count(r"\toprule") == 1
 
@@ -418,7 +425,8 @@ def test_the_page_shows_the_table_and_needs_nothing_beside_it(run_folder: Path) 
     text = (run_folder / "report.html").read_text(encoding="utf-8")
     for row in report_of(run_folder).rows:
         assert percent(*row.score) in text
-    for heading in ("In short", "Results", "By round", "What the clients hold", "Who found whom", "What was run"):
+    headings = ("In short", "Results", "By round", "What the clients hold", "Clusters on the graph", "What was run")
+    for heading in headings:
         assert f"<h2>{heading}</h2>" in text
     page = Page(text)
     assert page.open == []
@@ -572,7 +580,7 @@ def test_the_page_of_a_sweep_also_while_it_runs(sweep_folder: Path, changed: Cha
     assert "<h2>Against topology.p</h2>" in page
     assert "<h3>topology.p=0.9</h3>" in page
     assert "2 points (topology.p), 12 clients" in page
-    assert "Who found whom" not in page
+    assert "Clusters on the graph" not in page
     half = changed(
         sweep_folder,
         summary=lambda value: value | {"runs": value["runs"][:1]},
@@ -660,8 +668,8 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
         plots.draw_curves(curves, style, "accuracy"),
         plots.draw_bars(dict.fromkeys(names, 1.0), style, "MB", dict.fromkeys(names, "1")),
     ):
-        assert all(f">{name}<" in plots.to_svg(figure) for name in names)
-        assert [path.suffix for path in plots.save(figure, tmp_path / "figure")] == [".png", ".svg", ".pdf"]
+        assert all(f">{name}<" in svg.to_svg(figure) for name in names)
+        assert [path.suffix for path in svg.save(figure, tmp_path / "figure")] == [".png", ".svg", ".pdf"]
 
 
 def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
@@ -745,5 +753,115 @@ def test_a_sweep_in_short() -> None:
     found = findings.sweep_findings(report.rows, ["rate"])
     assert (found["winner"].algorithm, found["winner"].label) == ("a", "rate=2"), "a server is no rival"
     assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
-    assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55))]
-    assert found["lost_runs"] == [("b", 2, 6)]
+    assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55), 2)]
+    assert found["missed"] == [("b", 2, 6)]
+
+
+def test_columns_are_chosen_by_name_in_every_format() -> None:
+    report = report_of(SUMMARY)
+    options = formats.TableOptions(columns=["right-cluster", "accuracy"])
+    head = formats.markdown(report, options).splitlines()[0]
+    assert head == "| algorithm | right cluster % | accuracy % |"
+    with pytest.raises(ConfigError, match=r'unknown column "bogus". Known: .*accuracy %'):
+        formats.markdown(report, formats.TableOptions(columns=["bogus"]))
+    numbers = formats.comma_separated(report, formats.TableOptions(columns=["accuracy_mean"]))
+    assert numbers.splitlines()[0] == "algorithm,accuracy_mean"
+    titles = [table.title for table in formats.all_tables(report_of(ONE_KEY), None, formats.TableOptions(["accuracy"]))]
+    assert titles == ["accuracy %"]
+
+
+def test_a_latex_table_with_a_caption_is_a_float_of_one_column_or_two() -> None:
+    report = report_of(SUMMARY).with_paper_names()
+    narrow = formats.latex(report, formats.TableOptions(["accuracy"], "Ours & theirs"))
+    assert narrow.startswith("\\begin{table}[t]\n")
+    assert r"\caption{Ours \& theirs}" in narrow
+    assert r"\shortstack[r]{accuracy \\ \%}" in narrow
+    assert "DFCA-GI & " in narrow
+    assert "dfca-gi" not in narrow
+    assert "\\begin{table*}[t]\n" in formats.latex(report, formats.TableOptions(caption="All"))
+
+
+def test_columns_for_which_there_is_no_room_are_named_and_bold_is_explained_where_it_is() -> None:
+    report = report_of(SUMMARY)
+    tables_shown = formats.all_tables(report, 60)
+    assert formats.narrow_note(tables_shown).startswith("no room for: talks to, ")
+    assert formats.narrow_note(formats.all_tables(report)) == ""
+    assert any("bold:" in line for line in formats.all_notes(report, formats.all_tables(report)))
+    without = formats.all_tables(report, None, formats.TableOptions(["runs"]))
+    assert not any("bold:" in line for line in formats.all_notes(report, without))
+
+
+def test_figures_have_the_width_and_the_letters_that_print_asks_for(tmp_path: Path) -> None:
+    series = {"dfca-gi": ScoreCurve([1, 2], [0.5, 0.7]), "local": ScoreCurve([1, 2], [0.4, 0.5])}
+    size = FigureSize(3.4, 8)
+    with sized(size):
+        figure = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)")
+    png, drawn, _ = svg.save(figure, tmp_path / "figure", size, paper_names=True)
+    width = int.from_bytes(png.read_bytes()[16:20], "big")
+    assert width == 3.4 * 200
+    assert {text.get_fontsize() for text in figure.axes[0].texts} == {8}
+    assert ">DFCA-GI<" in drawn.read_text()
+    with pytest.raises(ConfigError, match="no room for letters of 20 points; use at most 7"), sized(FigureSize(2, 20)):
+        pass
+
+
+def test_the_score_is_drawn_against_traffic(run_folder: Path) -> None:
+    drawn = figures.traffic_drawing(load_run(run_folder))
+    assert drawn is not None
+    assert drawn.name == "accuracy-by-traffic"
+    assert drawn.figure.axes[0].get_xlabel() == "MB per client"
+    assert "sends nothing: local" in drawn.caption
+
+
+def test_what_a_sweep_compares_is_in_one_axis(sweep_folder: Path) -> None:
+    run = load_run(sweep_folder)
+    style = figures.style_of(run)
+    (accuracy, *_) = by_round_figures(run, style)
+    names = {text.get_text() for text in accuracy.figure.axes[0].texts}
+    assert {"dfca-gi, 0.1", "dfca-gi, 0.9", "dfca-li, 0.1", "dfca-li, 0.9"} <= names
+    curve = ScoreCurve([1, 2], [0.1, 0.2])
+    merged = in_one_axis(
+        [("mixing.weights=uniform", {"dfca-gi": curve}), ("mixing.weights=samples", {"dfca-gi": curve})], style
+    )
+    assert merged is not None
+    assert list(merged[0]) == ["uniform", "samples"], "one algorithm is not named"
+    assert len({own.colour for own in merged[1].values()}) == 2
+    assert (
+        in_one_axis([(f"a={i}", dict.fromkeys("bcd", curve)) for i in range(3)], dict.fromkeys("bcd", Style("", "-")))
+        is None
+    )
+    page = write_report(shutil.copytree(sweep_folder, sweep_folder.parent / "one-axis", dirs_exist_ok=True)).read_text()
+    assert "What a client sent and received in the whole run" in page
+    assert page.count("beyond chance") <= 2, "once in short, once among the words"
+
+
+def test_a_key_that_changes_nothing_is_noted_and_one_algorithm_is_no_average() -> None:
+    points = [point({"rate": rate}, algorithms=["a"]) for rate in (1, 2)]
+    same = [row("a", seed, 0.5 + seed / 10, models=1, digest=f"rate={rate}") for rate in (1, 2) for seed in (0, 1)]
+    report = report_of({"points": points, "runs": same})
+    assert findings.sweep_findings(report.rows, ["rate"])["idle"] == ["rate"]
+    assert "rate changes nothing: scores and traffic are the same at all its values" in tables.notes(report)
+    other = [*same[:3], row("a", 1, 0.9, models=1, digest="rate=2")]
+    short = findings.sweep_findings(report_of({"points": points, "runs": other}).rows, ["rate"])
+    assert (short["idle"], short["effects"][0].algorithms) == ([], 1)  # type: ignore[index]
+
+
+def test_a_closer_look_that_shows_the_same_again_is_left_out() -> None:
+    lines = {"a": [0.1, 0.92], "b": [0.12, 0.91], "c": [0.11, 0.9], "low": [0.1, 0.3]}
+    assert zoom_of({name: ScoreCurve([5, 10], mean) for name, mean in lines.items()}) is None
+
+
+def test_nothing_is_drawn_before_there_are_models() -> None:
+    before = EvaluationRow.of({"round": 0, "accuracy": 0.0, "assignments": [0, 0], "without_models": [0, 1]})
+    assert known_value(before, "accuracy") is None
+    assert known_value(EvaluationRow.of({**before, "without_models": [1]}), "accuracy") == 0.0
+
+
+def test_figures_of_one_run_are_of_one_height_beside_each_other() -> None:
+    lines = {"dfca-gi": ScoreCurve([1, 2], [0.5, 0.7]), "a method of a long name": ScoreCurve([1, 2], [0.4, 0.5])}
+    style = plots.styles(lines, {}, {})
+    both = plots.draw_curves(lines, style, "accuracy (%)")
+    one = plots.draw_curves({"dfca-gi": lines["dfca-gi"]}, style, "accuracy (%)")
+    bars = plots.draw_bars(dict.fromkeys(lines, 1.0), style, "MB", dict.fromkeys(lines, "1"))
+    sizes = {tuple(figure.get_size_inches().tolist()) for figure in (both, one, bars)}
+    assert len(sizes) == 1

@@ -14,7 +14,7 @@ from toy import run_virtual
 
 from dfca.experiment.sweep import Sweep
 from dfca.report.drawing.curves import ScoreCurve
-from dfca.report.drawing.plots import to_svg
+from dfca.report.drawing.svg import to_svg
 from dfca.report.formats import all_tables
 from dfca.report.page import write_report
 from dfca.report.results import run_of, save_results, stored_run

@@ -176,3 +176,18 @@ def test_a_new_line_is_on_the_page_within_two_seconds(browser: Chromium, tmp_pat
             delays.append(browser.run("window.dfca.details.arrived") - began)
     print(f"appended to drawn: median {statistics.median(delays):.2f} s, most {max(delays):.2f} s of {len(delays)}")
     assert max(delays) < 2
+
+
+def test_a_seed_that_begins_does_not_cut_the_mean_of_the_others_short(browser: Chromium, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.append(1, [0, 0, 1, 1])
+    with served(folder.path) as server:
+        browser.open(server.url)
+        browser.wait_for(f"{SHOWN} === 1")
+        curves = "{x: [1, 10, 20], y: [.5, .7, .9], finished: %s}, {x: [1], y: [.2], finished: false}"
+        for finished in ("true", "false"):
+            script = f"import('./charts.js').then(charts => charts.meanCurve([{curves % finished}]))"
+            mean = browser.run(f"({script}).then(mean => JSON.stringify([mean.x, mean.y]))")
+            assert mean == "[[1,10,20],[0.5,0.7,0.9]]"
+    page = (Path(__file__).parents[2] / "src/dfca/watch/page/main.js").read_text()
+    assert '"no evaluation of this point yet"' in page

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import Tensor, nn
 from toy import make_toy_model, make_toy_split
 
 import dfca
 from dfca.api.exporting import holders
-from dfca.base.errors import ConfigError, ModelError
+from dfca.base.errors import ConfigError, DfcaError, ModelError
 from dfca.contracts import ContractError, check_algorithm
 from dfca.core.algorithm import Algorithm, Choice
 from dfca.sim.events.world import World
@@ -178,10 +181,10 @@ def test_virtual_time_by_name_table_or_world() -> None:
     assert torch.equal(named.banks, world.banks)
     rounds = quick(rounds=3, aggregation="sequential")
     torch.testing.assert_close(named.banks, rounds.banks)
-    assert named.metrics[-1]["time_s"] == 3
+    assert named.evaluations[-1]["time_s"] == 3
     slow = quick(world={"compute": {"step_s": 2.0}}, rounds=3)
-    assert slow.metrics[-1]["time_s"] == 6
-    assert quick(world="ideal", rounds=9, clock={"until_s": 2}).metrics[-1]["round"] == 2
+    assert slow.evaluations[-1]["time_s"] == 6
+    assert quick(world="ideal", rounds=9, clock={"until_s": 2}).evaluations[-1]["round"] == 2
     assert named.model(0, 1) is not None
 
 
@@ -214,22 +217,22 @@ def test_a_result_can_be_pickled() -> None:
     assert repr(twin) == repr(result)
     x = make_toy_split().test.of(0)[0]
     assert torch.equal(twin.model(0)(x), result.model(0)(x))
-    assert twin.metrics == result.metrics
+    assert twin.evaluations == result.evaluations
 
 
 def test_metrics_by_round_and_by_client() -> None:
     result = quick()
-    table = result.metrics.to_pandas()
+    table = result.evaluations.to_pandas()
     assert table["round"].tolist() == [1, 2]
     assert table["accuracy"].iloc[-1] == result.accuracy
     assert "seconds_train" in table
     assert "assignments" not in table
-    clients = result.metrics.to_pandas(by="client")
+    clients = result.evaluations.to_pandas(by="client")
     assert len(clients) == 12
     assert clients.query("round == 2")["cluster"].tolist() == result.assignments.tolist()
     assert clients.query("round == 2")["accuracy"].mean() == pytest.approx(result.accuracy)
     with pytest.raises(ValueError, match='by must be "round" or "client", got \'day\''):
-        result.metrics.to_pandas(by="day")  # type: ignore[arg-type]
+        result.evaluations.to_pandas(by="day")  # type: ignore[arg-type]
     html = result._repr_html_()
     assert repr(result) in html
     assert "<script" not in html
@@ -255,7 +258,7 @@ def test_exported_models_compute_what_the_result_does(tmp_path: Path) -> None:
         str(used[0]),
         str(first),
     )
-    assert json.loads(facts["accuracy"]) == result.metrics[-1]["accuracy_by_client"][first]
+    assert json.loads(facts["accuracy"]) == result.evaluations[-1]["accuracy_by_client"][first]
     assert "Linear(in_features=4" in facts["model"]
     with pytest.raises(ConfigError, match='unknown format "pt"'):
         result.export(tmp_path, "pt")  # type: ignore[arg-type]
@@ -390,3 +393,126 @@ def test_wrong_algorithms_are_blamed_for_what_they_do(record: dict[str, Any], se
     with pytest.raises(ContractError) as error:
         check_algorithm(mine)
     assert sentence in str(error.value)
+
+
+def test_results_are_drawn_and_written_for_a_paper(tmp_path: Path) -> None:
+    comparison = quick(["dfca-gi", "local"], seed=[0, 1], rounds=4, evaluate_every=2)
+    figure = comparison.plot(against="traffic", width=3.4, font_size=8)
+    assert figure.axes[0].get_xlabel() == "MB per client"
+    figure.savefig(tmp_path / "curve.pdf")
+    shown = comparison["dfca-gi"].plot("cluster_accuracy")._repr_html_()
+    assert "currentColor" in shown
+    assert "cluster accuracy (%)" in shown
+    with pytest.raises(ConfigError, match='unknown measure "acuracy"; did you mean "accuracy"'):
+        comparison.plot("acuracy")
+    text = comparison.to_latex(["accuracy"], caption="Ours", names="paper")
+    assert text.startswith("\\begin{table}[t]")
+    assert "DFCA-GI & " in text
+    alone = comparison["local"].to_latex()
+    assert "local & " in alone
+
+
+def test_metrics_of_a_result_and_of_a_run_are_data_frames() -> None:
+    result = quick("local")
+    assert list(result.metrics["round"]) == [1, 2]
+    assert list(result.metrics["accuracy"]) == result.evaluations["accuracy"]
+
+
+def own(model: Any = make_toy_model, data: Any = None, **options: Any) -> Any:
+    return dfca.simulate(model, make_toy_split() if data is None else data, "dfca-gi", **QUICK | options)
+
+
+def bad_factory() -> nn.Module:
+    raise ValueError("my width is wrong")
+
+
+class BadForward(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).foo  # type: ignore[attr-defined, no-any-return]
+
+
+ROWS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (ROWS[:, 0] > 0).long()
+OWNER = [f"device {i // 10}" for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(ROWS, LABELS, OWNER), [ROWS, LABELS, torch.arange(60) // 10], (ROWS.tolist(), LABELS.tolist(), OWNER)],
+    ids=["a list of owners", "a list of arrays", "three lists"],
+)
+def test_rows_with_their_owners_may_be_lists(data: Any) -> None:
+    split = dfca.split_from(data)
+    assert (split.train.clients, split.train.shape) == (6, (4,))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: own(lr=0.1), 'unknown option of simulate "lr"; did you mean "learning_rate"?'),
+        (lambda: own(optim="adam"), 'unknown option of simulate "optim"; did you mean "optimizer"?'),
+        (lambda: own(local_epochs=3), 'unknown option of simulate "local_epochs"; did you mean "epochs"?'),
+        (lambda: own(bad_factory), f"fails with ValueError: my width is wrong ({__file__}, line "),
+        (
+            lambda: own(lambda: BadForward(4, 2)),
+            f"AttributeError: 'Tensor' object has no attribute 'foo' ({__file__}, ",
+        ),
+        (
+            lambda: own(data=lambda seed: 1 / 0),
+            f"data(seed) failed with ZeroDivisionError: division by zero ({__file__}",
+        ),
+        (lambda: dfca.DataOptions(samples=3), 'unknown key "samples"'),  # type: ignore[call-arg]
+        (lambda: dfca.make_split("digits", 4, 2, 0), 'give dfca.DataOptions(name="digits")'),  # type: ignore[arg-type]
+        (lambda: dfca.split_from((ROWS, torch.stack([LABELS, 5 * LABELS], 1), OWNER)), 'task="tokens" for the next'),
+        (lambda: dfca.split_from((ROWS, torch.stack([LABELS, LABELS], 1), OWNER)), 'task="multilabel"'),
+        (lambda: dfca.split_from((ROWS, torch.stack([LABELS, LABELS], 1).float(), OWNER)), 'task="multilabel"'),
+        (
+            lambda: own(nn.Linear(4, 2), (ROWS, 1_000_000 * LABELS, OWNER)),
+            "are labels numbered 0, 1, 2, ... without gaps?",
+        ),
+        (
+            lambda: own(lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), (ROWS, LABELS, OWNER), batch_size=1),
+            "batch norm cannot train on 1 sample, and a step of some client has 1; use a batch_size >= 2",
+        ),
+    ],
+)
+def test_mistakes_of_a_user_are_sentences(call: Any, sentence: str) -> None:
+    with pytest.raises(DfcaError) as caught:
+        call()
+    assert sentence in str(caught.value)
+
+
+def not_a_number(outputs: Tensor, targets: Tensor) -> float:
+    return float("nan")
+
+
+SAME = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: own(lambda: SAME, (ROWS, LABELS, OWNER)), "returns the same module again"),
+        (lambda: own(lambda: nn.Linear(4, 2).half(), (ROWS, LABELS, OWNER)), "the module is of torch.float16"),
+        (lambda: own(metric=not_a_number), "is not a number: NaN in the last evaluation"),
+        (
+            lambda: own(world="ideal", clock={"target": 3}),
+            "accuracy is at most 1, so clock.target = 3 is never reached",
+        ),
+    ],
+)
+def test_what_looks_wrong_is_warned_of(call: Any, sentence: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert [str(one.message) for one in caught if sentence in str(one.message)], [str(one.message) for one in caught]
+
+
+def named_otherwise() -> Algorithm:
+    return dataclasses.replace(dfca.ALGORITHMS["ifca"](), name="ifca-of-mine")
+
+
+def test_an_algorithm_has_the_name_by_which_it_was_asked_for() -> None:
+    name = f"{__name__}:named_otherwise"
+    assert quick(name).algorithm == name, "as in the tables of `dfca run`"
+    assert quick(named_otherwise()).algorithm == "ifca-of-mine"

@@ -37,8 +37,8 @@ model = { name = "mlp", hidden = 4 }
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("odd")
-    (path / "tiny.toml").write_text(EXPERIMENT)
-    run(load_experiment(path / "tiny.toml"), path / "run", save_models=True)
+    (path / "größe.toml").write_text(EXPERIMENT)
+    run(load_experiment(path / "größe.toml"), path / "run", save_models=True)
     return path / "run"
 
 

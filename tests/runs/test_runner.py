@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -19,9 +20,11 @@ import torch
 from forked import Forked
 from rich.console import Console
 from tiny_runs import TINY, Listener, numbers, tiny
+from toy import make_toy_model, make_toy_split
 
+import dfca
 from dfca.base import files as disk
-from dfca.base.errors import RunError
+from dfca.base.errors import ConfigError, DfcaWarning, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial
@@ -30,7 +33,9 @@ from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.trials import Cadence
+from dfca.sim.local import cores
 from dfca.sim.metrics_table import EvaluationRow
+from dfca.sim.rounds.simulation import Simulation
 
 
 @pytest.fixture
@@ -142,7 +147,7 @@ def test_a_signal_stores_the_last_finished_round(tmp_path: Path, unbroken: Path,
     with pytest.raises(Interrupted) as caught:
         run(tiny(), out, listener, save_models=True)
     assert str(caught.value) == "interrupted at round 3 of 6 of dfca-li, seed 0; the same command continues"
-    assert listener.notes[-1] == "stopping after this round; Ctrl-C again stops at once"
+    assert listener.notes[-1] == "stopping: after this round, or in two seconds; Ctrl-C again stops at once"
     again = Listener()
     run(tiny(), out, again, save_models=True)
     assert again.trials == [("dfca-li", 0, 3), ("ifca", 0, 0)]
@@ -316,3 +321,89 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # One tick for the set-up of each part and one for each round.
     assert stored == 3
     assert summary["runs"][0]["seconds"] == 3 + 1 + 4
+
+
+def stuck_from(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make that round send SIGINT to this process, and then take a minute."""
+    real = Simulation.step
+
+    def step(self: Simulation) -> Any:
+        if self.round == round:
+            signal.raise_signal(signal.SIGINT)
+            for _ in range(6000):
+                time.sleep(0.01)
+        return real(self)
+
+    monkeypatch.setattr(Simulation, "step", step)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_signal_waits_two_seconds_for_a_round_at_most(
+    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as changed:
+        stuck_from(3, changed)
+        began = time.monotonic()
+        with pytest.raises(Interrupted) as caught:
+            run(tiny(), tmp_path / "run", save_models=True)
+    assert time.monotonic() - began < 10
+    assert str(caught.value).startswith(
+        "interrupted after round 3 of 6 of dfca-li, seed 0, which continues from its last"
+    )
+    run(tiny(), tmp_path / "run", save_models=True)
+    assert numbers(tmp_path / "run") == numbers(unbroken)
+
+
+def test_work_on_several_cores_is_abandoned_too() -> None:
+    def job() -> None:
+        for _ in range(6000):
+            time.sleep(0.01)
+
+    began = time.monotonic()
+    with StopSignal() as stop, stop.deferred():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted), stop.abandonable():
+            list(cores.each([job, job, job], 2))
+    assert time.monotonic() - began < 10
+
+
+def test_an_interrupted_simulation_returns_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"rounds": 6, "clusters": 2, "topology": "ring"}
+    stuck_from(3, monkeypatch)
+    with pytest.warns(DfcaWarning, match="interrupted after round 3 of 6: the result is partial"):
+        result = dfca.simulate(make_toy_model, make_toy_split(), "dfca-gi", **options)
+    assert result.partial
+    assert list(result.metrics["round"]) == [1, 2, 3], "a short run is evaluated often"
+    assert "after 3 rounds (interrupted)" in repr(result)
+    assert len(result.banks) == 2
+    stuck_from(0, monkeypatch)
+    with pytest.raises(KeyboardInterrupt, match="before the first evaluation"):
+        dfca.simulate(make_toy_model, make_toy_split(), "dfca-gi", **options)
+
+
+def test_the_start_of_a_trial_has_a_bar(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Bars(Console(file=screen, force_terminal=True, width=120, color_system=None)) as bars:
+        bars.prepare_trial(Trial("dfca-auto", 0, Point(tiny().config)))
+        bars._progress.refresh()
+        bars.start_trial(Trial("dfca-auto", 0, Point(tiny().config)), 0)
+        assert len(bars._progress.tasks) == 2
+    assert re.search(r"dfca-auto, seed 0 .* start .* models, elections", screen.getvalue())
+
+
+def make_linear(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), classes))
+
+
+def test_options_of_a_model_beside_a_factory_are_noted(tmp_path: Path) -> None:
+    listener = Listener()
+    model = {"factory": f"{__name__}:make_linear", "hidden": 50}
+    run(tiny(rounds=1, algorithms=["local"], model=model), tmp_path / "run", listener)
+    assert any("model.hidden does nothing beside model.factory" in note for note in listener.notes)
+
+
+def test_names_that_others_use_are_understood_in_files() -> None:
+    with pytest.raises(ConfigError, match=r'unknown key "lr".*; "learning_rate" belongs in \[local\]'):
+        Config.of(TINY | {"lr": 0.1})
+    with pytest.raises(ConfigError, match=r'unknown key in \[local\] "lr"; did you mean "learning_rate"\?'):
+        Config.of(TINY | {"local": {"lr": 0.1}})

@@ -16,7 +16,17 @@ from dfca.runs.sink import Broadcast, FolderSink, NullSink, PipeSink, RunSink, d
 from dfca.runs.store.rows import TrialRow
 from dfca.sim.metrics_table import EvaluationRow
 
-CALLS = ("start_run", "note", "start_group", "start_trial", "finish_round", "finish_trial", "fail_trial", "end_run")
+CALLS = (
+    "start_run",
+    "note",
+    "start_group",
+    "prepare_trial",
+    "start_trial",
+    "finish_round",
+    "finish_trial",
+    "fail_trial",
+    "end_run",
+)
 
 
 class Recorder:
@@ -39,7 +49,7 @@ def test_the_calls_of_a_run_are_in_the_order_of_the_contract(tmp_path: Path) -> 
     recorder = Recorder()
     run(tiny(rounds=2), tmp_path / "run", recorder)
     order = [name for name, _ in recorder.calls if name != "note"]
-    trial = ["start_trial", "finish_round", "finish_round", "finish_trial"]
+    trial = ["prepare_trial", "start_trial", "finish_round", "finish_round", "finish_trial"]
     assert order == ["start_run", "start_group", *trial, *trial, "end_run"]
     (trials, finished), (group, graph) = recorder.calls[0][1], dict(recorder.calls)["start_group"]
     assert ([each.algorithm for each in trials], finished) == (["dfca-li", "ifca"], 0)

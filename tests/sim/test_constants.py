@@ -39,7 +39,7 @@ def test_only_what_is_trained_is_in_the_bank_and_travels(algorithm: str, world: 
     weights = {result.model(client)[0].weight.sum().item() for client in range(6)}
     assert len(weights) == 1
     if world is None and algorithm == "dfca-gi":
-        assert result.metrics[-1].bytes_sent == MESSAGES * 27 * 4
+        assert result.evaluations[-1].bytes_sent == MESSAGES * 27 * 4
 
 
 def test_constants_come_from_the_seed_a_module_or_given_weights() -> None:
@@ -137,7 +137,7 @@ def test_private_tensors_stay_at_home(private: str, world: str | None) -> None:
     heads = {tuple(result.bank(client)[0, -2:].tolist()) for client in range(6)}
     assert len(heads) == 6
     scalars = 0 if world is None else 0.1  # a message in virtual time says a little more
-    assert result.metrics[-1].bytes_sent == pytest.approx(MESSAGES * (4 * 4 + 4) * 4, rel=scalars)
+    assert result.evaluations[-1].bytes_sent == pytest.approx(MESSAGES * (4 * 4 + 4) * 4, rel=scalars)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ ROUGH_ALGORITHMS = {
     "facade": "sequential",
     "fedem": "batch",
     "deprl": "sequential",
+    "dfedpgp": "batch",
 }
 
 

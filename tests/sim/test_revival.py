@@ -74,10 +74,10 @@ def test_alarms_by_hand() -> None:
     revival.watch(low, range(4))
     for _ in range(ROUNDS - 1):
         revival.watch(high, range(4))
-    assert not revival.calls_election(everybody, options, now=20)
+    assert not revival.calls_election(everybody, options, 20, 1000)
     revival.watch(high, range(4))
     assert revival.alarm.tolist() == [0, 0, ROUNDS, ROUNDS]
-    assert revival.calls_election(everybody, options, now=20)
+    assert revival.calls_election(everybody, options, 20, 1000)
     revival.close(20, clusters=3, opened=[2])
     assert len(revival.idle) == 3
     for _ in range(ROUNDS):
@@ -88,10 +88,10 @@ def test_alarms_by_hand() -> None:
 def test_a_cluster_that_nobody_trains_is_mourned_once() -> None:
     revival, options = Revival(clients=3, clusters=2), ElectionOptions()
     nobody_in_1 = torch.tensor([0, 0, 0])
-    calls = [revival.calls_election(nobody_in_1, options, now) for now in range(ROUNDS)]
+    calls = [revival.calls_election(nobody_in_1, options, now, 1000) for now in range(ROUNDS)]
     assert calls == [False] * (ROUNDS - 1) + [True]
     revival.close(ROUNDS, clusters=2, opened=[])
-    assert not any(revival.calls_election(nobody_in_1, options, now) for now in range(ROUNDS, ROUNDS + 3 * PAUSE))
+    assert not any(revival.calls_election(nobody_in_1, options, now, 1000) for now in range(ROUNDS, ROUNDS + 3 * PAUSE))
 
 
 def test_elections_that_open_nothing_become_rarer() -> None:
@@ -115,3 +115,12 @@ def test_the_drifted_split_moves_some_clients_and_leaves_the_others() -> None:
             turns = 1 if int(before.clusters[client]) == 0 else -1  # from 0 or from 180 to 90 degrees
             expected = torch.rot90(before.train.of(client)[0], turns, dims=(-2, -1))
             assert torch.equal(after.train.of(client)[0], expected)
+
+
+def test_a_client_that_trains_a_cluster_while_it_is_being_closed_chooses_anew() -> None:
+    """24 linear models on a ring: a client picks a cluster between the survey that closes it and its result."""
+    x = torch.randn(24, 40, 10, generator=torch.Generator().manual_seed(1))
+    y = (x.sum(-1) > 0).long()
+    y[1::2] = 1 - y[1::2]
+    result = dfca.simulate(torch.nn.Linear(10, 2), (x, y), seed=1, rounds=20, topology="ring", learning_rate=0.5)
+    assert max(result.assignments.tolist()) < len(result.bank(client=0))

@@ -145,7 +145,7 @@ class Villain:
     @classmethod
     def of(cls, folder: NodeFolder) -> Villain:
         facts = folder.facts
-        return cls(folder, Greeting(facts.swarm_id, facts.model_size, pb.FLOAT32, "villain"))
+        return cls(folder, Greeting(facts.swarm_id, facts.model_size, pb.FLOAT32, "villain", parts=False))
 
     async def listen(self, port: int = 0) -> None:
         """Serve payloads."""

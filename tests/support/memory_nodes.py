@@ -42,10 +42,10 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
         worker = Worker(clients[max(0, i)])
 
         def duration(job: Job) -> float:
-            if isinstance(job, Observe):
+            if isinstance(job, Observe | Curve) or (isinstance(job, WarmUp) and job.stage is not None):
                 return 0.0  # beside the rounds: it is there in time
-            if isinstance(job, Curve | Personalise):
-                return 200.0 if isinstance(job, Curve) else float(job.steps)
+            if isinstance(job, Personalise):
+                return float(job.steps)
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
             return float(steps)
 

@@ -34,7 +34,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.records import messages
 from dfca.peer.records.lineage import Entry, Lineage
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Job, Losses, Observe, OwnCurve, Score, Trained, Warm
+from dfca.peer.records.work import Curve, Job, Losses, Observe, OwnCurve, Score, Trained, Warm
 
 
 def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Lineage:
@@ -142,7 +142,7 @@ class Script:
         if what == "peer":
             self._make(eval(f"dict({rest})", NAMES))
         elif what == "restart":
-            self.life += 1
+            self.life, self.jobs = self.life + 1, []
             self.bank = self.bank[:0]
             saved = eval(rest, NAMES | {"SAVE": self.saved}) if rest else self.saved
             self.peer = Peer(self.options, self._allocate, self.life, saved)
@@ -237,11 +237,12 @@ class Script:
         peer = self.peer
         bank = "no models" if peer.bank is None else "models " + " ".join(f"{x:g}" for x in peer.bank[:, 0].tolist())
         refused = "".join(f"; refused {n} {reason}" for reason, n in sorted(peer.refused.items()))
+        beside = "" if peer.background is None else f"; beside it {type(peer.background).__name__}"
         due = peer.next_wake()
         wakes = "" if due is None else "; wakes now" if due < 0 else f"; wakes at {due:g}"
         return (
             f"{peer.state.value}, round {peer.round}, {bank}{show_lineage(peer.lineage)}, "
-            f"{peer.waits()}{wakes}{refused}"
+            f"{peer.waits()}{beside}{wakes}{refused}"
         )
 
 
@@ -290,7 +291,7 @@ def show_model(message: Message) -> str:
 
 
 def show_job(job: Job) -> str:
-    if isinstance(job, Score | Observe):
+    if isinstance(job, Score | Observe | Curve):
         return f"{type(job).__name__} {' '.join(f'{value:g}' for value in job.models[:, 0].tolist())}"
     parts = [f" {name} {value}" for name, value in vars(job).items() if str(value) not in ("None", "False", "()")]
     return type(job).__name__ + "".join(parts)

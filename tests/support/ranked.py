@@ -25,7 +25,7 @@ from dfca.sim.shards import Shards, keep
 
 ROUNDS = 3
 STOP = 2
-ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg", "pens", "dac")
+ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg", "pens", "dac", "dpfl", "psfl")
 """Algorithms that other worlds have, that differ from one of them by the number of models alone, or are refused."""
 RESUMED = ("dfca-auto", "ifca", "relay", "drift", "fedem", "merging")
 """Worlds that also continue, after round STOP, from the state of one process."""

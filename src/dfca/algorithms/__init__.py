@@ -18,6 +18,8 @@ from dfca.algorithms.dac import dac
 from dfca.algorithms.deprl import deprl
 from dfca.algorithms.dfca import dfca_auto, dfca_fi, dfca_gi, dfca_li
 from dfca.algorithms.dfedavgm import dfedavgm
+from dfca.algorithms.dfedpgp import dfedpgp
+from dfca.algorithms.dpfl import dpfl
 from dfca.algorithms.facade import facade
 from dfca.algorithms.fedavg import fedavg
 from dfca.algorithms.fedem import fedem
@@ -26,6 +28,7 @@ from dfca.algorithms.ifca import ifca
 from dfca.algorithms.local import local
 from dfca.algorithms.oracle import oracle
 from dfca.algorithms.pens import pens
+from dfca.algorithms.psfl import psfl
 from dfca.base.errors import ConfigError, DfcaError, unknown
 from dfca.base.imports import import_object, is_import
 from dfca.base.renamed import RENAMED, refuse_earlier
@@ -49,8 +52,11 @@ ALGORITHMS |= {
     "facade": facade,
     "fedem": fedem,
     "deprl": deprl,
+    "dfedpgp": dfedpgp,
     "pens": pens,
     "dac": dac,
+    "dpfl": dpfl,
+    "psfl": psfl,
     "dfedavgm": dfedavgm,
     "fedavg": fedavg,
     "local": local,
@@ -76,6 +82,9 @@ OPTIONS: dict[str, str] = {
     "sampled": "peers whose models a client receives per round",
     "best": "of these, how many it averages with while it tries out peers",
     "peers": "whom it may ask: any client, or its neighbours in the graph",
+    "budget": "most peers that it averages with",
+    "every": "rounds from one average to the next; between them clients train alone",
+    "threshold": "cross-loss, summed along the links to its leader, up to which a client joins a region",
     "tau": "how strongly similar peers are preferred in late rounds; 1 or more",
 }
 """What the options of the algorithms mean; the parameters of the functions above."""

@@ -19,10 +19,11 @@ rotations, three seeds: 94 % of the last choices from the own cluster, with 10 a
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dfca.algorithms.fedavg import only_model
+from dfca.algorithms.fedavg import ONE_EACH
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
 from dfca.core.rules.choosing import Among, PeerAverage, PeerChoice, PeerDraw, Received, by_samples
@@ -40,15 +41,10 @@ def dac(sampled: int = 5, tau: float = 10.0, peers: Among = "any", momentum: flo
         raise ConfigError(f"algorithm.dac.sampled must be >= 1, got {sampled}")
     if not (tau >= 1 and math.isfinite(tau)):
         raise ConfigError(f"algorithm.dac.tau must be >= 1, got {tau}")
-    return Algorithm(
-        "dac",
+    return replace(
+        ONE_EACH,
+        name="dac",
         momentum=momentum,
-        start="shared",
-        exchange="gossip",
-        choose=only_model,
-        models="one",
-        needs="nothing",
-        share="trained",
         memory=no_similarities,
         peers=PeerChoice(partial(_draw, sampled, tau), _merge, among=peers, tells=True),
     )

@@ -12,7 +12,10 @@ A client that joins late or anew begins with the body of a neighbour and a head 
 
 from __future__ import annotations
 
-from dfca.algorithms.fedavg import only_model
+from dataclasses import replace
+from typing import Literal
+
+from dfca.algorithms.fedavg import ONE_EACH
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.parts import Phase
@@ -25,19 +28,26 @@ def deprl(
 
     head: the last layers, by their number or by their names.
     """
-    for name, value in (("head_steps", head_steps), ("body_steps", body_steps)):
+    return divided("deprl", "metropolis", head, head_steps, body_steps, momentum)
+
+
+def divided(
+    name: str,
+    weights: Literal["metropolis", "push"],
+    head: int | str,
+    head_steps: int | None,
+    body_steps: int | None,
+    momentum: float | None,
+) -> Algorithm:
+    """Make an algorithm with a body that is averaged and a private head, trained one after the other."""
+    for option, value in (("head_steps", head_steps), ("body_steps", body_steps)):
         if value is not None and value < 0:
-            raise ConfigError(f"algorithm.deprl.{name} must be >= 0, got {value}")
-    return Algorithm(
-        "deprl",
+            raise ConfigError(f"algorithm.{name}.{option} must be >= 0, got {value}")
+    return replace(
+        ONE_EACH,
+        name=name,
         momentum=momentum,
-        start="shared",
-        exchange="gossip",
-        choose=only_model,
-        models="one",
-        needs="nothing",
-        weights="metropolis",
-        share="trained",
+        weights=weights,
         head=head,
         private_head=True,
         schedule=(Phase("head", head_steps), Phase("body", body_steps)),

@@ -27,3 +27,9 @@ def fedavg(momentum: float | None = None) -> Algorithm:
 def only_model(view: View) -> Choice:
     """Choose the one model there is."""
     return Choice(0)
+
+
+ONE_EACH = Algorithm(
+    "one each", start="shared", exchange="gossip", choose=only_model, models="one", needs="nothing", share="trained"
+)
+"""One model per client, all of the same start, that travels between clients: what algorithms without clusters share."""

@@ -16,10 +16,11 @@ on alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dfca.algorithms.fedavg import only_model
+from dfca.algorithms.fedavg import ONE_EACH
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
 from dfca.core.rules.choosing import Among, PeerAverage, PeerChoice, PeerDraw, Received, by_samples, draw_uniformly
@@ -37,15 +38,10 @@ def pens(
             raise ConfigError(f"algorithm.pens.{name} must be >= 1, got {value}")
     if best > sampled:
         raise ConfigError(f"algorithm.pens.best must be <= sampled ({sampled}), got {best}")
-    return Algorithm(
-        "pens",
+    return replace(
+        ONE_EACH,
+        name="pens",
         momentum=momentum,
-        start="shared",
-        exchange="gossip",
-        choose=only_model,
-        models="one",
-        needs="nothing",
-        share="trained",
         memory=no_picks,
         peers=PeerChoice(
             partial(_draw, selection_rounds, sampled, best), partial(_merge, selection_rounds, best), among=peers

@@ -21,16 +21,16 @@ from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.method import Augment, MethodKeywords, PersonalSteps, StepTable
+from dfca.core.method import Augment, MethodKeywords, PersonalSteps, PrivacyOptions, StepTable
 from dfca.data.clients import Split
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, WorldConfig
 from dfca.sim.events.world import World
 from dfca.sim.local.choices import EngineName, LiarOptions, Place
 from dfca.tasks import LossLike, MetricLike
-from dfca.topology import TopologyOptions, check_graph, make_graph
+from dfca.topology import TopologyOptions, check_graphs, is_graphs, make_graph
 
-Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or a networkx graph
+Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or networkx graphs
 Callback = Callable[[dict[str, Any]], object]
 Checked = TypeVar("Checked")
 
@@ -54,10 +54,11 @@ class SimulateOptions(MethodKeywords, total=False):
     callback: Callback | None
     participation: float
     liars: LiarOptions | Mapping[str, Any] | None
+    privacy: PrivacyOptions | Mapping[str, Any] | None
     personal_steps: PersonalSteps | None
     quiet_rounds: int
     drift: tuple[int, Split] | None
-    evaluate_every: int
+    evaluate_every: int | None
     evaluation_samples: int
     device: str | torch.device
     engine: EngineName
@@ -83,13 +84,17 @@ class Numbers(StepTable, RunLength):
     optimizer: str | Callable[..., Any] = "sgd"  # type: ignore[assignment]
     augment: Augment | None = None
     participation: float = option(default=1.0, gt=0, le=1)
-    evaluate_every: int = option(default=10, ge=1)
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
     evaluation_samples: int = option(default=200, ge=2)
     device: str = option(default="cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
 
     def local(self) -> LocalOptions:
         """Return how clients train."""
         return self.options(self.augment, batch_size=None if self.batch_size == "full" else self.batch_size)
+
+    def every(self) -> int:
+        """Return the rounds between two evaluations: of a short run a tenth of its rounds, so that it has a curve."""
+        return self.evaluate_every or min(10, -(-self.rounds // 10))
 
     def k(self) -> int | None:
         """Return the number of clusters; None: it is found."""
@@ -141,7 +146,7 @@ def to_algorithm(algorithm: Any) -> Algorithm:
         label, options = label_of(algorithm)
         return replace(algorithms.get(algorithm["name"], **options), name=label)
     if isinstance(algorithm, str):
-        return algorithms.get(algorithm)
+        return replace(algorithms.get(algorithm), name=algorithm)  # "module:function" too, as in a run folder
     if callable(algorithm):
         made = algorithm()
         if isinstance(made, Algorithm):
@@ -151,15 +156,15 @@ def to_algorithm(algorithm: Any) -> Algorithm:
 
 
 def to_graph(topology: Topology, clients: int, seed: int) -> nx.Graph:
-    """Accept a graph over 0..N-1, a name, "module:function", options, or a function of (clients, seed)."""
+    """Accept a graph over 0..N-1, several that are used in turn, a name, "module:function", options, or a function of
+    (clients, seed)."""
     graph = topology
     if callable(graph) and not isinstance(graph, nx.Graph):
         graph = call_own(graph, clients, seed, "topology is a function that")
-        if not isinstance(graph, nx.Graph):
+        if not is_graphs(graph):
             raise ConfigError(f"topology is a function that must return a networkx graph, got {type(graph).__name__}")
-    if isinstance(graph, nx.Graph):
-        check_graph(graph, clients)
-        return graph
+    if is_graphs(graph):
+        return check_graphs(graph, clients)
     if isinstance(graph, str):
         graph = {"name": graph}
     if isinstance(graph, Mapping):
@@ -199,6 +204,15 @@ def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
     if not isinstance(liars, Mapping):
         raise ConfigError(f'liars must be a table such as {{"share": 0.2, "kind": "noise"}}, got {liars!r}')
     return checked(LiarOptions, liars, "liars: ")
+
+
+def to_privacy(privacy: PrivacyOptions | Mapping[str, Any]) -> PrivacyOptions:
+    """Accept what the table `[privacy]` of an experiment file has."""
+    if isinstance(privacy, PrivacyOptions):
+        return privacy
+    if not isinstance(privacy, Mapping):
+        raise ConfigError(f'privacy must be a table such as {{"noise": 1.0, "clip": 0.5}}, got {privacy!r}')
+    return checked(PrivacyOptions, privacy, "privacy: ")
 
 
 def _plain(value: Any) -> Any:

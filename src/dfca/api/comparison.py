@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dfca import algorithms
 from dfca.api.result import Result
@@ -17,6 +17,7 @@ from dfca.sim.notes import diverged_clients
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 class Comparison:
@@ -73,7 +74,7 @@ class Comparison:
 
         frames = []
         for result in self.results:
-            frame = result.metrics.to_pandas()
+            frame = result.metrics.copy()
             frame.insert(0, "seed", result.seed)
             frame.insert(0, "algorithm", result.algorithm)
             frames.append(frame)
@@ -112,6 +113,49 @@ class Comparison:
         rows = {name: _columns(reference, differences.get(name)) for name in made.index}
         return pd.concat([made, pd.DataFrame.from_dict(rows, orient="index")], axis=1)
 
+    def plot(
+        self,
+        measure: str | None = None,
+        against: Literal["round", "traffic", "time"] = "round",
+        width: float = 6.4,
+        font_size: float = 11,
+    ) -> Figure:
+        """Draw how a measure develops, a line per algorithm with a band of one standard deviation over seeds.
+
+        Args:
+            measure: A column of `metrics`; None: the score.
+            against: "round", "traffic" (megabytes that a client has sent and received), or virtual "time".
+            width: Of the figure in inches, in print.
+            font_size: Of its labels in points, in print.
+
+        Returns:
+            A figure of matplotlib, which a notebook shows; `figure.savefig("curves.pdf")` writes it.
+
+        Raises:
+            ConfigError: If the measure or the axis is unknown, or the letters have no room.
+        """
+        from dfca.api.showing import plot
+
+        return plot(self.results, measure, against, width, font_size)
+
+    def to_latex(self, columns: Sequence[str] = (), caption: str = "", names: Literal["own", "paper"] = "own") -> str:
+        """Write the comparison as a LaTeX table, as `dfca report --format latex` does of a run folder.
+
+        Args:
+            columns: Of the table, such as ["accuracy", "right cluster"]; none: all.
+            caption: Makes the table a float of one column or, where it is too wide, of two.
+            names: "paper": algorithms are named as papers name them.
+
+        Returns:
+            The text, for \\usepackage{booktabs}.
+
+        Raises:
+            ConfigError: If there is no such column.
+        """
+        from dfca.api.showing import to_latex
+
+        return to_latex(self.results, columns, caption, names == "paper")
+
     def __repr__(self) -> str:
         columns, rows = self._cells()
         return "\n".join([text_table(columns, rows), *self._notes()])
@@ -124,33 +168,33 @@ class Comparison:
         return table(title, columns, rows, (*spread, *self._notes()))
 
     def _measures(self) -> list[str]:
-        key = self.results[0].metrics.metric
+        key = self.results[0].evaluations.metric
         return [key, f"all_models_{key}", "cluster_accuracy", "live_clusters", "bytes_sent"]
 
     @property
     def _higher_is_better(self) -> bool:
         result = self.results[0]
         learns: Metric | None = None if result.simulation is None else result.simulation.setting.learns.metric
-        return metric_named(result.metrics.metric).higher_is_better if learns is None else learns.higher_is_better
+        return metric_named(result.evaluations.metric).higher_is_better if learns is None else learns.higher_is_better
 
     def _scores(self) -> dict[str, dict[int, float | None]]:
         scores: dict[str, dict[int, float | None]] = {}
         for result in self.results:
-            scores.setdefault(result.algorithm, {})[result.seed] = result.metrics[-1].score
+            scores.setdefault(result.algorithm, {})[result.seed] = result.evaluations[-1].score
         return scores
 
     def _diverged(self) -> dict[str, int]:
         """Count the seeds in which training diverged, by algorithm."""
         counts: dict[str, int] = {}
         for result in self.results:
-            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.metrics[-1].assignments)):
+            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.evaluations[-1].assignments)):
                 counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
         return counts
 
     def _notes(self) -> list[str]:
         """Say how the differences are to be read, which are beyond chance, and who diverged."""
         reference, differences, diverged = self.reference or "", self.differences, self._diverged()
-        key = self.results[0].metrics.metric
+        key = self.results[0].evaluations.metric
         notes = [*explanation(reference, differences.values(), key, self._higher_is_better), *self._extras()]
         if line := verdict_line(reference, differences, dict.fromkeys(diverged, " ‡")):
             notes.append(line)
@@ -175,8 +219,8 @@ class Comparison:
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         last: dict[str, list[EvaluationRow]] = {}
         for result in self.results:
-            last.setdefault(result.algorithm, []).append(result.metrics[-1])
-        key, differences, diverged = self.results[0].metrics.metric, self.differences, self._diverged()
+            last.setdefault(result.algorithm, []).append(result.evaluations[-1])
+        key, differences, diverged = self.results[0].evaluations.metric, self.differences, self._diverged()
         names = {key: key, f"all_models_{key}": "all models", "cluster_accuracy": "right cluster"}
         shown = [name for name in names if any(row.get(name) is not None for rows in last.values() for row in rows)]
         cells = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from dfca.core.client import effective
 from dfca.core.learning.params import FlatModel
 from dfca.sim.metrics_table import Metrics
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
 SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s")
 
 
@@ -27,7 +31,7 @@ class Result:
     """A finished simulation; it can be pickled (without `simulation`).
 
     Attributes:
-        metrics: A row per evaluated round.
+        evaluations: A record per evaluated round, with the numbers of each client; `metrics` is their table.
         algorithm: The name of the algorithm.
         seed: The seed.
         banks: All models, (k, N, P), or (k, 1, P) where a server keeps one for all.
@@ -38,6 +42,7 @@ class Result:
         simulation: The simulator itself; None in a result that was unpickled.
         momentum: Of the local steps.
         last_step: Whether clients took a personal last step.
+        partial: Whether it was interrupted: evaluations end before the last round, models are those of that moment.
 
     Example:
         >>> import dfca
@@ -47,7 +52,7 @@ class Result:
         (torch.Size([2, 610]), 8)
     """
 
-    metrics: Metrics
+    evaluations: Metrics
     algorithm: str
     seed: int
     banks: Tensor
@@ -58,6 +63,7 @@ class Result:
     simulation: Any = None
     momentum: float | None = None
     last_step: bool | None = None
+    partial: bool = False
 
     def __post_init__(self) -> None:
         if self.simulation is not None:
@@ -65,28 +71,33 @@ class Result:
             object.__setattr__(self, "momentum", effective(setting.local, setting.algorithm).momentum)
             object.__setattr__(self, "last_step", bool(setting.last_steps))
 
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per evaluated round, with its numbers; `evaluations.to_pandas(by="client")` has a row per client."""
+        return self.evaluations.to_pandas()
+
     @property
     def megabytes_per_client(self) -> float | None:
         """What a client sent and received until the last evaluation, the mean over clients, in millions of bytes."""
-        traffic = self.metrics[-1].traffic
+        traffic = self.evaluations[-1].traffic
         return None if traffic is None else traffic / 1e6
 
     @property
     def accuracy(self) -> float:
         """The mean test accuracy over clients after the last round, in 0..1."""
-        if self.metrics.metric != "accuracy":
-            raise AttributeError(f"this task has no accuracy; result.score is its {self.metrics.metric}")
+        if self.evaluations.metric != "accuracy":
+            raise AttributeError(f"this task has no accuracy; result.score is its {self.evaluations.metric}")
         return self.score
 
     @property
     def score(self) -> float:
         """The mean over clients of the task's metric on test data after the last round: accuracy, RMSE, ..."""
-        return float(self.metrics[-1].score)
+        return float(self.evaluations[-1].score)
 
     @property
     def assignments(self) -> Tensor:
         """The cluster whose model fits each client best after the last round: (N,)."""
-        return torch.tensor(self.metrics[-1].assignments)
+        return torch.tensor(self.evaluations[-1].assignments)
 
     @cached_property
     def flat(self) -> FlatModel:
@@ -105,7 +116,7 @@ class Result:
         Raises:
             ConfigError: If there is no such client.
         """
-        client = check_client(client, len(self.metrics[-1].assignments))
+        client = check_client(client, len(self.evaluations[-1].assignments))
         return self.banks[:, 0 if self.banks.shape[1] == 1 else client].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:
@@ -167,7 +178,7 @@ class Result:
             ConfigError: If the format, client or cluster is unknown, or the module cannot be written as ONNX.
         """
         check_format(format)
-        own = self.metrics[-1].plain_scores
+        own = self.evaluations[-1].plain_scores
         written = []
         for holder, j in holders(self.assignments.tolist(), client, cluster):
             bank = self.bank(holder)
@@ -180,43 +191,79 @@ class Result:
                 "cluster": j,
                 "client": holder,
                 "by_client": client is not None,
-                self.metrics.metric: own[holder] if deployed else None,
-                "round": self.metrics[-1].round,
+                self.evaluations.metric: own[holder] if deployed else None,
+                "round": self.evaluations[-1].round,
                 "classes": self.classes,
                 "model": str(self.module),
             }
             written.append(Exportable(self.flat, bank[j], facts, self.shape).write(Path(folder), format))
         return written
 
+    def plot(
+        self,
+        measure: str | None = None,
+        against: Literal["round", "traffic", "time"] = "round",
+        width: float = 6.4,
+        font_size: float = 11,
+    ) -> Figure:
+        """Draw how a measure develops.
+
+        Args:
+            measure: A column of `metrics`; None: the score.
+            against: "round", "traffic" (megabytes that a client has sent and received), or virtual "time".
+            width: Of the figure in inches, in print.
+            font_size: Of its labels in points, in print.
+
+        Returns:
+            A figure of matplotlib, which a notebook shows; `figure.savefig("curve.pdf")` writes it.
+
+        Raises:
+            ConfigError: If the measure or the axis is unknown, or the letters have no room.
+        """
+        from dfca.api.showing import plot
+
+        return plot([self], measure, against, width, font_size)
+
+    def to_latex(self, columns: Sequence[str] = (), caption: str = "", names: Literal["own", "paper"] = "own") -> str:
+        """Write the last scores as a LaTeX table, as `Comparison.to_latex` does.
+
+        Args:
+            columns: Of the table, such as ["accuracy", "right cluster"]; none: all.
+            caption: Makes the table a float.
+            names: "paper": algorithms are named as papers name them.
+
+        Returns:
+            The text, for \\usepackage{booktabs}.
+
+        Raises:
+            ConfigError: If there is no such column.
+        """
+        from dfca.api.showing import to_latex
+
+        return to_latex([self], columns, caption, names == "paper")
+
     def __getstate__(self) -> dict[str, Any]:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
         return stored | {"simulation": None, "banks": self.banks.clone()}
 
     def __repr__(self) -> str:
-        last = self.metrics[-1]
+        last = self.evaluations[-1]
         clients, used = len(last.assignments), len(set(last.assignments))
         return (
-            f"Result({self.algorithm}, seed {self.seed}: {last.metric} {number(last.score)} after {last.round} rounds, "
+            f"Result({self.algorithm}, seed {self.seed}: {last.metric} {number(last.score)} after {last.round} rounds"
+            f"{' (interrupted)' if self.partial else ''}, "
             f"{clients} clients use {used} of {len(self.banks)} models)"
         )
 
     def _repr_html_(self) -> str:
-        key = self.metrics.metric
+        key = self.evaluations.metric
         names = ["round", key, f"all_models_{key}", *SHOWN]
-        columns = [name for name in names if any(row.get(name) is not None for row in self.metrics)]
+        columns = [name for name in names if any(row.get(name) is not None for row in self.evaluations)]
         rows = [
             [*(number(row.get(name)) for name in columns), number(None if row.traffic is None else row.traffic / 1e6)]
-            for row in few(self.metrics)
+            for row in few(self.evaluations)
         ]
         return table(repr(self), [*columns, "MB per client"], rows, self.notes)
-
-    def without_simulation(self) -> Result:
-        """Copy the result without the simulator, which holds all samples.
-
-        Returns:
-            The copy; its `simulation` is None.
-        """
-        return replace(self, simulation=None)
 
 
 def few(rows: Sequence[Any], most: int = 10) -> list[Any]:

@@ -20,21 +20,32 @@ from dfca.api.arguments import (
     to_clock,
     to_graph,
     to_liars,
+    to_privacy,
     to_world,
 )
 from dfca.api.comparison import Comparison
 from dfca.api.result import Result
-from dfca.base.errors import ConfigError, DfcaWarning, ModelError, unknown
+from dfca.base.errors import (
+    ConfigError,
+    DataError,
+    DfcaError,
+    DfcaWarning,
+    ModelError,
+    explain_batch_norm,
+    unknown,
+)
+from dfca.base.imports import place_of
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.task import Task
 from dfca.core.method import Augment
 from dfca.data.clients import Split
 from dfca.data.own import split_from
 from dfca.experiment.world import ClockConfig
+from dfca.runs.signals import Interrupted, StopSignal
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import World
 from dfca.sim.metrics_table import Metrics
-from dfca.sim.notes import WarningNote
+from dfca.sim.notes import WarningNote, notes_of_scores
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.simulate import make_starts
@@ -114,7 +125,8 @@ def simulate(
     "dfca-gi" and "dfca-li" are the paper's DFCA; "dfca-auto", the default, is ours and recommended: it elects the
     starts, finds the number of clusters and fine-tunes at the end (docs/beyond.md).
 
-    What may be wrong (clients without neighbours, divergence) is warned of as `DfcaWarning`.
+    What may be wrong (clients without neighbours, divergence) is warned of as `DfcaWarning`. Ctrl-C, or the stop button
+    of a notebook, ends it within two seconds with what it has: `result.partial`.
 
     Args:
         model: A function that builds a fresh module, or a module. The layers of a module are re-initialised for every
@@ -147,11 +159,12 @@ def simulate(
         world: Run in virtual time: the name of a world ("wifi"), a table as `[world]` of an experiment file, or a
             `World`. `aggregation` is then "sequential" by default.
         clock: When a run in virtual time ends and is evaluated, as the table `[clock]`: {"until_s": 600}.
-        progress: Show a progress bar.
+        progress: Show a progress bar, in notebooks too.
         callback: Called with the record of every evaluated round: algorithm, seed, round, accuracy, ...
         **options: Further keys of `SimulateOptions`: optimizer ("adam", or a class of torch.optim), clip,
-            warmup_rounds, cosine_rounds, participation, weights, aggregation, share, robust, private, liars,
-            evaluate_every, device, ... With liars, scores are those of the honest clients.
+            warmup_rounds, cosine_rounds, precision, participation, weights, aggregation, share, robust, private, codec,
+            keep, liars, privacy, evaluate_every (default: a tenth of the rounds, at most 10), device, ... With liars,
+            scores are those of the honest clients.
 
     Returns:
         A `Result` for one algorithm and one seed, a `Comparison` if either is a list.
@@ -191,6 +204,8 @@ def simulate(
     _check_options(options)
     if options.get("liars") is not None:
         options["liars"] = to_liars(options["liars"])
+    if options.get("privacy") is not None:
+        options["privacy"] = to_privacy(options["privacy"])
     if clock is not None and world is None:
         raise ConfigError('clock needs a world, which makes a run happen in virtual time; give world="ideal"')
     if not callable(model):
@@ -203,14 +218,19 @@ def simulate(
     plans = [check_numbers(seed=one, **numbers) for one in seeds]
     augment = plans[0].local().augment
     build = make_starts(model, start_from, None if augment is None else augment.crop)
-    with _bar(progress, len(chosen) * len(seeds) * plans[0].rounds) as advance:
+    with _bar(progress, len(chosen) * len(seeds) * plans[0].rounds) as advance, StopSignal() as stop:
         for plan in plans:
             split = split_from(_of_seed(data, plan.seed), seed=plan.seed, task=task)
             options["task"] = choose_task(split.task, task, loss, metric)
             graph = to_graph(topology, split.train.clients, plan.seed)
             for record in chosen:
+                if stop.requested:
+                    break
                 setting = _setting(plan, split, graph, build, record, options)
-                results.append(_run(setting, world, clock, callback, advance))
+                result = _run(setting, world, clock, callback, advance, stop)
+                results += [] if result is None else [result]
+    if not results:
+        raise KeyboardInterrupt("interrupted before the first evaluation; evaluate_every=1 evaluates every round")
     return Comparison(results) if several else results[0]
 
 
@@ -227,7 +247,7 @@ def _setting(
         seed=plan.seed,
         local=plan.local(),
         participation=plan.participation,
-        evaluate_every=plan.evaluate_every,
+        evaluate_every=plan.every(),
         evaluation_samples=plan.evaluation_samples,
         device=plan.device,
         **options,
@@ -235,40 +255,62 @@ def _setting(
 
 
 def _run(
-    setting: Setting, world: Any, clock: Any, callback: Callback | None, advance: Callable[[int, str], None]
-) -> Result:
-    """Step to the end; warn once of what may be wrong."""
+    setting: Setting,
+    world: Any,
+    clock: Any,
+    callback: Callback | None,
+    advance: Callable[[int, str], None],
+    stop: StopSignal,
+) -> Result | None:
+    """Step to the end, or until the user interrupts it; None where nothing was evaluated until then."""
     simulation: Simulation | EventSimulation
-    if world is None:
-        simulation = Simulation(setting)
-    else:
-        options = to_clock(clock).event_options(setting.rounds)
-        simulation = EventSimulation(setting, to_world(world, setting.clients), options)
+    metric = setting.learns.metric
+    advance(0, f"{setting.algorithm.name}: start")
+    goal = to_clock(clock)
+    with explain_batch_norm():
+        if world is None:
+            simulation = Simulation(setting)
+        else:
+            options = goal.event_options(setting.rounds)
+            simulation = EventSimulation(setting, to_world(world, setting.clients), options)
     name, metrics, done = setting.algorithm.name, Metrics(), 0
     warned: set[str] = set()
     _warn(simulation.notes, warned)
-    while not simulation.done:
-        row = simulation.step()
+    while not simulation.done and not stop.requested:
+        try:
+            with stop.deferred(), explain_batch_norm(), stop.abandonable():
+                row = simulation.step()
+        except Interrupted:
+            break
         advance(min(simulation.round, setting.rounds) - done, name)
         done = min(simulation.round, setting.rounds)
         if row is not None:
             metrics.append(row)
             if callback is not None:
                 callback({"algorithm": name, "seed": setting.seed, **row})
-    advance(setting.rounds - done, name)  # a clock may end a run sooner
-    _warn(simulation.notes, warned)
+    notes = [*simulation.notes, *notes_of_scores(metric, metrics[-1].score if metrics else None, goal.target)]
+    if partial := not simulation.done:
+        notes.append(
+            WarningNote("partial", f"interrupted after round {done} of {setting.rounds}: the result is partial")
+        )
+        if not metrics:
+            return None
+    else:
+        advance(setting.rounds - done, name)  # a clock may end a run sooner
+    _warn(notes, warned)
     flat = simulation.flat if isinstance(simulation, Simulation) else simulation.pool.flat
     banks, shape = simulation.banks, getattr(setting.split.train.x, "shape", None)
     return Result(
-        metrics=metrics,
+        evaluations=metrics,
         algorithm=name,
         seed=setting.seed,
         banks=banks,
         module=flat.to_module(banks[0, 0]),
         classes=setting.split.classes,
         shape=None if shape is None else tuple(shape[1:]),
-        notes=tuple(simulation.notes),
+        notes=tuple(notes),
         simulation=simulation,
+        partial=partial,
     )
 
 
@@ -307,7 +349,12 @@ def _of_seed(data: Any, seed: int) -> Any:
         ) from None
     except ValueError:  # a builtin without a signature
         pass
-    return data(seed)
+    try:
+        return data(seed)
+    except DfcaError:
+        raise
+    except Exception as error:  # a user's own function
+        raise DataError(f"data(seed) failed with {type(error).__name__}: {error}{place_of(error)}") from error
 
 
 @contextmanager
@@ -316,7 +363,7 @@ def _bar(wanted: bool, rounds: int) -> Iterator[Callable[[int, str], None]]:
     if not wanted:
         yield lambda rounds, name: None
         return
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     with tqdm(total=rounds, unit="round") as bar:
 

@@ -14,7 +14,8 @@ DfcaWarning          what may be wrong; given by `warnings`, from Python
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -80,6 +81,23 @@ class RankLost(RunError):
     explained = False
 
 
+SYNONYMS = {
+    **dict.fromkeys(("lr", "eta", "step_size"), "learning_rate"),
+    **dict.fromkeys(("k", "n_clusters", "num_clusters"), "clusters"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds"), "rounds"),
+    **dict.fromkeys(("num_clients", "n_clients", "nodes"), "clients"),
+    **dict.fromkeys(("graph", "network"), "topology"),
+    **dict.fromkeys(("local_epochs", "epoch", "num_epochs"), "epochs"),
+    **dict.fromkeys(("optim", "optimiser", "opt"), "optimizer"),
+    **dict.fromkeys(("seeds", "random_state"), "seed"),
+    **dict.fromkeys(("bs", "batchsize"), "batch_size"),
+    **dict.fromkeys(("wd", "l2"), "weight_decay"),
+    "local_steps": "steps",
+    "verbose": "progress",
+}
+"""What others call our options."""
+
+
 def unknown(kind: str, value: object, known: Iterable[str]) -> ConfigError:
     """Make the error for a name that does not exist, with the near matches first and all names after.
 
@@ -87,6 +105,25 @@ def unknown(kind: str, value: object, known: Iterable[str]) -> ConfigError:
     'unknown dataset "mnits"; did you mean "mnist"? Known: digits, mnist'
     """
     names = sorted(known)
-    near = sorted(get_close_matches(str(value), names, n=2, cutoff=0.6))
+    meant = SYNONYMS.get(str(value), "")
+    near = [meant] if meant in names else sorted(get_close_matches(str(value), names, n=2, cutoff=0.6))
     hint = f"; did you mean {' or '.join(f'{name!r}' for name in near)}?".replace("'", '"') if near else "."
     return ConfigError(f'unknown {kind} "{value}"{hint} Known: {", ".join(names)}')
+
+
+@contextmanager
+def explain_batch_norm() -> Iterator[None]:
+    """Turn torch's error of a batch norm that is given one sample into a sentence.
+
+    Raises:
+        ModelError: instead of it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ModelError(
+            "batch norm cannot train on 1 sample, and a step of some client has 1; use a batch_size >= 2 that leaves "
+            "no single sample over, or nn.GroupNorm in the place of batch norm"
+        ) from error

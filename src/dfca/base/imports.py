@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -57,6 +58,21 @@ def import_function(name: str, key: str) -> Callable[..., Any]:
     return function
 
 
+def place_of(error: BaseException) -> str:
+    """Say where in the user's own code an error was raised: " (model.py, line 12)"; nothing where it was not."""
+    libraries = (
+        str(Path(__file__).parents[1]),
+        "site-packages",
+        "dist-packages",
+        "<frozen",
+        f"{Path(traceback.__file__).parent}",
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(place in frame.filename for place in libraries):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
 def call_own(make: Callable[..., Any], clients: int, seed: int, what: str, kind: type[DfcaError] = ConfigError) -> Any:
     """Call a function of the user's own as make(clients, seed). Raises `kind` where it fails."""
     try:
@@ -65,8 +81,8 @@ def call_own(make: Callable[..., Any], clients: int, seed: int, what: str, kind:
         raise
     except Exception as error:
         raise kind(
-            f"{what} failed with {type(error).__name__}: {error}; it is called as make(clients, seed), here "
-            f"make({clients}, {seed})"
+            f"{what} failed with {type(error).__name__}: {error}{place_of(error)}; it is called as "
+            f"make(clients, seed), here make({clients}, {seed})"
         ) from error
 
 

@@ -110,7 +110,7 @@ def paired(differences: Sequence[float], family: int = 1) -> Difference:
 
 
 def beyond_chance(difference: Difference, family: int = 1) -> bool:
-    """Return whether a difference is beyond chance in a table of so many comparisons."""
+    """Return whether a difference is beyond chance in a table of `family` comparisons."""
     return difference.p is not None and difference.p <= LEVEL / family
 
 
@@ -201,7 +201,7 @@ def explanation(
     differences = [result.difference for result in compared]
     if not differences:
         return []
-    best = "" if reference == FIRST_CHOICE else ", which is the best here"
+    best = "" if reference.lower() == FIRST_CHOICE else ", which is the best here"
     signs = "" if higher_is_better else f"; + is more {metric}, which is worse"
     if all(difference.p is None for difference in differences):
         return [f"minus {reference}: difference to {reference}{best}{signs}; one seed: no interval, it may be chance"]

@@ -9,11 +9,10 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from dfca.base.errors import ConfigError, unknown
+from dfca.base.errors import SYNONYMS, ConfigError, unknown
 from dfca.base.table import SIGNS, Table
 
 if TYPE_CHECKING:
@@ -64,8 +63,11 @@ def check(content: Any, table: type[Checked], what: str = "") -> Checked:
     if not problems:
         return checked  # type: ignore[no-any-return]
     # What concerns several keys is checked only where each of them is sound: look again without those that are not.
-    rest, more = deepcopy(content), list(problems)
-    while more and all(_remove(rest, problem["loc"]) for problem in more):
+    more, rest = list(problems), content
+    while more and not what:
+        before, rest = rest, reduce(_without, (problem["loc"] for problem in more), rest)
+        if rest is before:
+            break
         more = [problem for problem in _validate(rest, table)[1] if problem["type"] == "value_error"]
         problems += more
     raise explain(problems, table, what)
@@ -81,16 +83,15 @@ def _validate(content: Any, table: Any) -> tuple[Any, list[Any]]:
         return None, list(error.errors())
 
 
-def _remove(content: Any, place: Sequence[int | str]) -> bool:
-    """Remove the key that a problem is about; returns whether it was one."""
-    for key in place:
-        if not isinstance(content, dict) or key not in content:
-            return False
-        if key == place[-1] or not isinstance(content[key], dict):
-            del content[key]
-            return True
-        content = content[key]
-    return False
+def _without(content: Any, place: Sequence[int | str]) -> Any:
+    """Copy tables but for the key that a problem is about; the same tables where there is none."""
+    if not place or not isinstance(content, dict) or place[0] not in content:
+        return content
+    key, inner = place[0], content[place[0]]
+    if len(place) == 1 or not isinstance(inner, dict):
+        return {name: value for name, value in content.items() if name != key}
+    kept = _without(inner, place[1:])
+    return content if kept is inner else {**content, key: kept}
 
 
 def _adapter_of(table: Any) -> TypeAdapter[Any]:
@@ -246,6 +247,7 @@ def _unknown_key(path: str, table: Any, brief: bool) -> str:
     inside = _table_at(sections, table)
     where = f" in [{'.'.join(sections)}]" if sections else ""
     text = str(unknown(f"key{where}", key, declared(inside) if inside else {}))
+    key = key if inside and SYNONYMS.get(key) in declared(inside) else SYNONYMS.get(key, key)
     homes = [home for home, fields in _tables(table) if key in fields and home != ".".join(sections)]
     if not homes or brief:
         return text

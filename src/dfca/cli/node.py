@@ -253,6 +253,7 @@ def status(
     members: Annotated[
         bool, typer.Option("--members", help="All members of the swarm instead, as this node knows them.")
     ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All members instead: each is asked what it does.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
 ) -> None:
     """Show what the node does: neighbours, cluster, round, accuracy, staleness, bytes, the last error."""
@@ -267,6 +268,12 @@ def status(
 
             answer = read_members(folder)
             table = members_table(answer)
+        elif all_:
+            _need_libraries()
+            from dfca.node.operate.overview import ask_all, overview_table
+
+            answer = ask_all(folder)
+            table = overview_table(answer)
         else:
             answer = read_status(folder)
             table = status_table(answer)

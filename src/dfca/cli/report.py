@@ -9,11 +9,13 @@ import typer
 from rich.markup import escape
 
 from dfca.base.errors import ConfigError, unknown
+from dfca.cli.arguments import parse_names
 from dfca.cli.console import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dfca.report.formats import TableOptions
     from dfca.report.rows import RunReport
     from dfca.runs.store.reading import Run
 
@@ -37,8 +39,24 @@ def report(
             "--together", help="One table over the trials of all these folders; refused where configs differ."
         ),
     ] = False,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only these columns: accuracy,right-cluster,MB-per-client.")
+    ] = None,
+    caption: Annotated[
+        str, typer.Option(metavar="TEXT", help="Of LaTeX tables, which become floats of one column, or of two.")
+    ] = "",
+    names: Annotated[
+        str, typer.Option(metavar="own|paper", help="paper: DFCA-GI and FedAvg, as papers write.")
+    ] = "own",
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the figures as PNG, SVG and PDF into this folder.")
+    ] = None,
+    figure_width: Annotated[
+        float | None,
+        typer.Option(metavar="INCHES", help="Their width in print: 3.4 for one column of two, 7 for both."),
+    ] = None,
+    font_size: Annotated[
+        float | None, typer.Option(metavar="POINTS", help="The size of their letters in print.")
     ] = None,
 ) -> None:
     """Print the tables of each run, beside the paper's numbers, and (re)write its report.html; also while it runs.
@@ -47,20 +65,27 @@ def report(
 
       dfca report runs/quickstart
 
-      dfca report runs/quickstart --format latex > table.tex
+      dfca report runs/quickstart --format latex --columns accuracy,right-cluster --caption "Ours" --names paper
 
       dfca report runs/quickstart --save results/quickstart.json
 
-      dfca report runs/quickstart --figures figures
+      dfca report runs/quickstart --figures figures --figure-width 3.4 --font-size 8
     """
-    from dfca.report.formats import FORMATS
+    from dfca.report.formats import FORMATS, TableOptions
     from dfca.report.results import save_results
     from dfca.report.rows import RunReport
     from dfca.runs.store.reading import understood
 
     if format_ not in ("terminal", *FORMATS):
         raise unknown("format", format_, ("terminal", *FORMATS))
+    if names not in ("own", "paper"):
+        raise unknown("value of --names", names, ("own", "paper"))
+    if caption and format_ != "latex":
+        raise ConfigError(f"--caption is of LaTeX tables, got --format {format_}; add --format latex")
+    if (figure_width or font_size) is not None and figures is None:
+        raise ConfigError("--figure-width and --font-size need --figures DIR, where the figures go")
     _check(runs, save, together, figures)
+    options = TableOptions(parse_names(columns) or (), caption)
     console = make_console()
     loaded = iter([_load_together(runs)]) if together else map(_load, runs)
     for path, run in zip(runs, loaded, strict=False):
@@ -69,17 +94,20 @@ def report(
             if save is not None:
                 save_results(results, save)
             if figures is not None:
-                _save_figures(run, figures)
+                _save_figures(run, figures, figure_width, font_size, names == "paper")
+            shown = results.with_paper_names() if names == "paper" else results
         if format_ != "terminal":
             with understood(path):
-                text = FORMATS[format_](results)
+                text = FORMATS[format_](shown, options)
             print(text, end="" if together or path == runs[-1] else "\n")
             if path.is_dir() and (missing := _unfinished(run)):
                 print(missing, file=sys.stderr)
             continue
         name, places = escape(run.experiment or path.name), runs if together else [path]
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
-        print_report(console, results, page=path.is_dir() and not together)
+        print_report(console, shown, options)
+        if path.is_dir() and not together:
+            _print_page(console, results)
 
 
 def print_run(console: "Console", run: "Run") -> None:
@@ -90,23 +118,30 @@ def print_run(console: "Console", run: "Run") -> None:
     with understood(run.folder):
         report = RunReport.of(run)
     print_report(console, report)
+    _print_page(console, report)
 
 
-def print_report(console: "Console", report: "RunReport", page: bool = True) -> None:
-    """Print the tables and notes of a report; with `page`, write its report.html too."""
-    from dfca.report.formats import all_notes, terminal_tables
-    from dfca.report.page import write_report
+def print_report(console: "Console", report: "RunReport", options: "TableOptions | None" = None) -> None:
+    """Print the tables and notes of a report."""
+    from dfca.report.formats import PLAIN, all_notes, all_tables, narrow_note, terminal_tables
     from dfca.runs.store.reading import understood
 
     with understood(report.run.folder):
-        for table in terminal_tables(report, width=console.width):
+        tables = all_tables(report, console.width, options or PLAIN)
+        for table in terminal_tables(tables, console.width):
             console.print()
             console.print(table)
-        console.print("\n".join(all_notes(report)), style="dim", highlight=False, markup=False)
-    if page and (missing := _unfinished(report.run)):
+        lines = [*all_notes(report, tables), *filter(None, [narrow_note(tables)])]
+        console.print("\n".join(lines), style="dim", highlight=False, markup=False)
+
+
+def _print_page(console: "Console", report: "RunReport") -> None:
+    """Write report.html, and print where it is."""
+    from dfca.report.page import write_report
+
+    if missing := _unfinished(report.run):
         console.print(missing, highlight=False)
-    if page:
-        console.print(f"\nreport: {write_report(report)}", highlight=False, soft_wrap=True)
+    console.print(f"\nreport: {write_report(report)}", highlight=False, soft_wrap=True)
 
 
 def _unfinished(run: "Run") -> str:
@@ -141,8 +176,10 @@ def _load_together(paths: Sequence[Path]) -> "Run":
     return join([load_run(path) for path in paths])
 
 
-def _save_figures(run: "Run", folder: Path) -> None:
+def _save_figures(run: "Run", folder: Path, width: float | None, font: float | None, paper_names: bool) -> None:
+    from dfca.report.drawing.sizes import FONT, WIDTH, FigureSize
     from dfca.report.paper.figures import save_figures
 
-    written = save_figures(run, folder)
+    size = None if width is None and font is None else FigureSize(width or WIDTH, font or FONT)
+    written = save_figures(run, folder, size, paper_names)
     print(f"{len(written)} files in {folder}", file=sys.stderr)

@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dfca.core.codec import Codec
+
 FIELDS: dict[str, tuple[str | None, ...]] = {
     "start": ("shared", "own", "elected"),
     "exchange": ("gossip", "server", "none"),
     "models": ("clusters", "one"),
     "needs": ("nothing", "losses", "samples"),
-    "weights": (None, *WEIGHT_RULES),
+    "weights": (None, *WEIGHT_RULES, "push"),
     "share": (None, *SHARES),
     "trains": ("chosen", "all"),
     "body": ("cluster", "common"),
@@ -112,7 +114,8 @@ class Algorithm:
         models: "clusters": a client keeps k models. "one".
         needs: What `choose` looks at: "nothing", the "losses" (m,), or the losses of all "samples" (m, n).
         informed: Whether clients know their true cluster.
-        weights: The weight rule; None: the experiment's.
+        weights: The weight rule (`rules.mixing`); None: the experiment's. "push" is push-sum, for graphs whose links
+            carry models one way.
         momentum: The momentum of the local steps; None: the experiment's.
         personal: Makes the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n). None:
             it deploys the model with the lowest training loss.
@@ -136,6 +139,7 @@ class Algorithm:
             model.
         peers: How clients choose whom they average with (`rules.choosing`); None: all that send, by the weight rule.
         personal_steps: The steps of the personal last step (`rules.personal`), where the experiment does not say.
+        codec: What travels in place of a model (`core.codec`), where the experiment does not say; None: the model.
 
     Raises:
         ConfigError: If a value is unknown, or contradicts another.
@@ -156,7 +160,7 @@ class Algorithm:
     models: Literal["clusters", "one"] = "clusters"
     needs: Literal["nothing", "losses", "samples"] = "losses"
     informed: bool = False
-    weights: WeightRule | None = None
+    weights: WeightRule | Literal["push"] | None = None
     momentum: float | None = None
     personal: Callable[[Tensor, Tensor], Tensor] | None = None
     finetuning: FineTuning = field(default_factory=FineTuning)
@@ -173,6 +177,7 @@ class Algorithm:
     mixture: Callable[[Tensor], Tensor] | None = None
     peers: PeerChoice | None = None
     personal_steps: PersonalSteps = 0
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no field knows: a typing mistake would otherwise run as something else."""
@@ -249,6 +254,14 @@ class Algorithm:
             raise ConfigError(
                 f'algorithm {self.name} chooses its peers, which needs exchange="gossip", models="one" and a memory, '
                 f'got exchange="{self.exchange}", models="{self.models}"'
+            )
+        if self.weights == "push" and (
+            (self.exchange, self.models, self.share, self.body, self.peers)
+            != ("gossip", "one", "trained", "cluster", None)
+        ):
+            raise ConfigError(
+                f'algorithm {self.name} weighs by push-sum, which needs exchange="gossip", models="one" and '
+                f'share="trained", got exchange="{self.exchange}", models="{self.models}", share="{self.share}"'
             )
         if self.mixture is not None and self.memory is None:
             raise ConfigError(f"algorithm {self.name} has a mixture of its memory, and no memory")

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.core.exchange import Rules, is_quiet, rules_of
+from dfca.core.exchange import Receivers, Rules, is_quiet, rules_of
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, local_steps_, losses, sample_losses
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.method import Method
+from dfca.core.privacy import protect
 from dfca.core.rng import seeded, stream
 from dfca.core.state import ClientState, Message
 
@@ -44,12 +45,13 @@ class Client:
     hold_out_until: int | None = None  # the round before which it holds some samples out of training; None: never
     chooses_unseen: bool = False  # it chooses a cluster by the samples that it holds out (`rules.merging`)
     quiet_from: int | None = None  # the round from which on it does not train; None: it always trains
+    receivers: Receivers = ()  # whom it sends to; (): all neighbours, in every round
 
     @property
     def rules(self) -> Rules:
         """Settle how this client merges and what it hands on."""
         layout = layout_of(self.model, self.algorithm)
-        return rules_of(self.id, self.degree, self.algorithm, self.method, layout)
+        return rules_of(self.id, self.degree, self.algorithm, self.method, layout, self.receivers, self.seed)
 
     def start(self) -> ClientState:
         """Begin: draw the start of every model, the same for all clients or one's own.
@@ -73,10 +75,15 @@ class Client:
 
         An update that makes the model non-finite is undone, and nothing is sent.
         """
-        choice = self.algorithm.decide(self.view(state))
-        trained = self.train(state.bank, choice, state.round)
-        fine, rules = bool(torch.isfinite(trained).all()), self.rules
-        after, messages = rules.end_round(state, choice.cluster, trained if fine else None)
+        choice, rules, now = self.algorithm.decide(self.view(state)), self.rules, state.round
+        trained = rules.rescaled(rules.begin_round(state), self.train(state.bank, choice, now))
+        fine, near = bool(torch.isfinite(trained).all()), rules.receivers_in(now)
+        if fine and (privacy := self.method.privacy) is not None:
+            random = stream(self.seed, "privacy", self.id, now)
+            trained = protect(state.bank[choice.cluster], trained, privacy, random)
+        rate = self.method.participation
+        listeners = None if near is None else sum(participates(self.seed, n, now, rate) for n in near)
+        after, messages = rules.end_round(state, choice.cluster, trained if fine else None, listeners)
         bank = state.bank.clone()
         if after.trained is not None:
             rules.store_(bank, choice.cluster, trained)

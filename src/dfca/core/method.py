@@ -27,7 +27,9 @@ RobustRule = Literal["none", "clip", "trimmed", "median"]
 LIAR_SHARE = 0.2
 """Robust folds and elections are made for liars up to this share."""
 PersonalSteps = int | Literal["auto"]
+Precision = Literal["float32", "bf16"]
 OPTIMIZERS = ("sgd", "adam", "adamw")
+CODECS = ("none", "bf16", "int8", "1-bit", "top-k", "random-k")
 MOST_PERSONAL_STEPS = 10_000
 
 
@@ -126,6 +128,12 @@ class StepTable(Table):
     cosine_rounds: int | None = option(
         default=None, ge=1, since=3, description="rounds in which the learning rate falls to almost 0 along a cosine"
     )
+    precision: Precision = option(
+        default="float32",
+        since=3,
+        description="of the passes of local steps; bf16: in bfloat16, by autocast, while weights and choices stay as "
+        "they are",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,7 +217,7 @@ class LocalOptions(StepTable):
     @property
     def written_out(self) -> bool:
         """Whether `learning.dense` has these steps written out: plain SGD."""
-        return self.optimizer == "sgd" and self.clip is None and self.augment is None
+        return self.optimizer == "sgd" and self.clip is None and self.augment is None and self.precision == "float32"
 
     @property
     def constant_rate(self) -> bool:
@@ -282,6 +290,21 @@ class MixingOptions(Table, kw_only=True):
         description='tensors of the model that each client trains and keeps to itself: "head", the last layer, or a '
         "regular expression that is searched in their names; for methods that gossip and draw their starts",
     )
+    codec: str = option(
+        default="none",
+        since=3,
+        description='what travels in place of a trained model: none, bf16, int8, 1-bit, top-k, random-k, or "module:'
+        'function" of your own that returns a dfca.Codec; elections and copies that are asked for stay exact',
+    )
+    keep: float = option(
+        default=0.01, gt=0, le=1, since=3, description="share of a model's numbers that top-k and random-k send"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = isinstance(self.codec, str) and (self.codec in CODECS or ":" in self.codec)
+        if not named and self.codec is not None and not callable(getattr(self.codec, "outgoing", None)):
+            raise unknown("mixing.codec", self.codec, (*CODECS, "module:function"))
 
 
 class ElectionRule(Table):
@@ -337,6 +360,26 @@ class MergeOptions(Table):
         return min(self.opens, max(2, clients // 3))
 
 
+class PrivacyOptions(Table):
+    """Differential privacy of the models that clients send (`core.privacy`)."""
+
+    called: ClassVar[str] = "privacy.{}"
+
+    noise: float = option(
+        gt=0,
+        allow_inf_nan=False,
+        advice="without noise epsilon is infinite; to bound gradients alone use local.clip",
+        description="standard deviation of the noise that is added to every update, in units of `clip`",
+    )
+    clip: float = option(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="largest norm of an update; larger ones are scaled down to it",
+    )
+    delta: float = option(default=1e-5, gt=0, lt=1, description="probability with which epsilon may fail to hold")
+
+
 class MethodKeywords(TypedDict, total=False):
     """Options of `StepTable` and `MixingOptions` as `simulate` takes them: for editors, which read no declarations."""
 
@@ -352,11 +395,14 @@ class MethodKeywords(TypedDict, total=False):
     clip: float | None
     warmup_rounds: int
     cosine_rounds: int | None
+    precision: Precision
     weights: WeightRule
     aggregation: Literal["batch", "sequential"]
     share: Share
     robust: RobustRule
     private: str | None
+    codec: str | Any
+    keep: float
 
 
 class Method(MixingOptions, kw_only=True):
@@ -375,6 +421,8 @@ class Method(MixingOptions, kw_only=True):
     revives: bool = False  # clusters are opened later, too
     merging: MergeOptions | None = None  # None: clusters are not merged
     personal: PersonalSteps = 0  # of the personal last step
+    privacy: PrivacyOptions | None = None  # None: updates are sent as they are
+    codec: Any = None  # a `core.codec.Codec`; None: models travel as they are
 
     @property
     def observation(self) -> float:

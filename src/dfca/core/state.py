@@ -51,7 +51,14 @@ class Message:
     @once
     def finite(self) -> bool:
         """Whether the model holds finite numbers only; computed once for all receivers of the same message."""
-        return is_finite(self.model)
+        return not self.model.is_floating_point() or is_finite(self.model)
+
+
+@dataclass(frozen=True)
+class PushedMessage(Message):
+    """One model on its way, with the mass that push-sum sends along (`rules.mixing`)."""
+
+    mass: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ class ClientState:
 
     bank: Tensor  # (m, P)
     counts: tuple[int, ...]  # folds since the last local update
-    own: dict[int, Tensor] = field(default_factory=dict)  # copies before the first fold, if the weight rule needs them
+    own: dict[int, Tensor] = field(default_factory=dict)  # copies before the first fold, or before the local steps, if
+    # the weight rule needs them
     assignment: int | None = None  # the cluster chosen last
     trained: int | None = None  # the same; None where this round's update diverged, or there was none
     round: int = 0
@@ -74,6 +82,9 @@ class ClientState:
     personal_steps: int = 0  # of the personal last step
     closed: tuple[int, ...] = ()  # clusters that are not chosen and not sent (`rules.merging`)
     distances: dict[int, tuple[float, ...]] = field(default_factory=dict)  # of recent folds (`rules.robust`)
+    mass: float = 1.0  # mu of push-sum (`rules.mixing`)
+    sent: dict[int, Tensor] = field(default_factory=dict)  # by cluster, the last model sent (`core.codec`)
+    received: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by sender and cluster, the last one
 
     @staticmethod
     def of(bank: Tensor, memory: Tensor | None = None) -> ClientState:
@@ -116,6 +127,8 @@ class ClientState:
             trained=numbered(self.trained),
             closed=tuple(sorted(place[j] for j in self.closed if place[j] < clusters)),
             distances={place[j]: recent for j, recent in self.distances.items() if j in kept},
+            sent={place[j]: model for j, model in self.sent.items() if j in kept},
+            received={(i, place[j]): model for (i, j), model in self.received.items() if j in kept},
             **{name: tuple(getattr(self, name)[j] for j in kept) for name in ("counts", *COPIES)},
         )
 
@@ -139,7 +152,9 @@ class ClientState:
         """Forget what recent folds left of clusters whose models are others now."""
         own = {j: model for j, model in self.own.items() if j not in clusters}
         distances = {j: recent for j, recent in self.distances.items() if j not in clusters}
-        return changed(self, own=own, distances=distances)
+        sent = {j: model for j, model in self.sent.items() if j not in clusters}
+        received = {key: model for key, model in self.received.items() if key[1] not in clusters}
+        return changed(self, own=own, distances=distances, sent=sent, received=received)
 
 
 def changed(state: ClientState, **changes: Any) -> ClientState:

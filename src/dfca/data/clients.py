@@ -35,9 +35,11 @@ class ClientData:
     """The samples of N clients, back to back.
 
     Attributes:
-        x: `(total, *shape)` float32 (int64 for tokens), or several such tensors.
+        x: `(total, *shape)` as it is kept: floats, tokens (int64) or bytes (uint8); or several such tensors. `of` and
+            `stacked` turn bytes into numbers in 0..1.
         y: `(total,)` int64, or the other targets of a task, `(total, ...)`.
         offsets: N + 1 numbers; client i holds the rows `offsets[i]` to `offsets[i + 1]`.
+        floats: The type that bytes become.
 
     Example:
         >>> import dfca, torch
@@ -49,6 +51,7 @@ class ClientData:
     x: Any  # `Samples`; nearly all users know that it is one tensor
     y: Tensor
     offsets: tuple[int, ...]
+    floats: torch.dtype = torch.float32
 
     @property
     def clients(self) -> int:
@@ -93,8 +96,23 @@ class ClientData:
         Returns:
             x `(n, *shape)` and y `(n, ...)`.
         """
+        x, y = self.stored(client)
+        return change(x, self._numbers), y
+
+    def stored(self, client: int) -> tuple[Any, Tensor]:
+        """View one client's samples as they are kept.
+
+        Args:
+            client: Its number.
+
+        Returns:
+            x `(n, *shape)`, bytes where these were given, and y `(n, ...)`.
+        """
         rows = slice(self.offsets[client], self.offsets[client + 1])
         return self.x[rows], self.y[rows]
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        return _from_bytes(x).to(self.floats) if x.dtype == torch.uint8 else x
 
     def stacked(self) -> tuple[Tensor, Tensor] | None:
         """View the samples of all clients.
@@ -110,7 +128,7 @@ class ClientData:
         if len(set(self.sizes)) != 1 or not isinstance(self.x, Tensor):
             return None
         shape = (self.clients, self.sizes[0])
-        return self.x.view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
+        return self._numbers(self.x).view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
 
     def subset(self, clients: Sequence[int]) -> ClientData:
         """Copy the samples of some clients.
@@ -122,8 +140,8 @@ class ClientData:
             Their samples, in that order.
         """
         if not clients:
-            return ClientData(self.x[:0], self.y[:0], (0,))
-        return _concatenate([self.of(client) for client in clients])
+            return replace(self, x=self.x[:0], y=self.y[:0], offsets=(0,))
+        return replace(_concatenate([self.stored(client) for client in clients]), floats=self.floats)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> ClientData:
         """Move the samples to a device.
@@ -136,7 +154,7 @@ class ClientData:
             The moved samples.
         """
         kind = dtype if self.y.is_floating_point() else None
-        return ClientData(moved(self.x, device, dtype), self.y.to(device, kind), self.offsets)
+        return ClientData(moved(self.x, device, dtype), self.y.to(device, kind), self.offsets, dtype or self.floats)
 
 
 def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
@@ -182,10 +200,11 @@ class Split:
     ) -> Split:
         """Make a split of your own data: per client a pair `(x, y)` of arrays, or a map-style torch Dataset.
 
-        x is `(n, *shape)`: floats, uint8 (divided by 255) or other integers (tokens); or a tuple or dict of such
-        arrays, with which the model is called as `model(*x)` or `model(**x)`. Images are channel-first `(c, h, w)`,
-        sensor windows `(channels, time)`. y is `(n,)` integers in 0..classes-1 for "classification", `(n, ...)` numbers
-        for "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)` integers for "tokens".
+        x is `(n, *shape)`: floats, uint8 (kept so, divided by 255 where it is used) or other integers (tokens); or a
+        tuple or dict of such arrays, with which the model is called as `model(*x)` or `model(**x)`. Images are
+        channel-first `(c, h, w)`, sensor windows `(channels, time)`. y is `(n,)` integers in 0..classes-1 for
+        "classification", `(n, ...)` numbers for "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)`
+        integers for "tokens".
 
         Args:
             train: The training samples of each client.
@@ -325,7 +344,14 @@ def _join(clients: Sequence[SamplesLike], part: str, task: Task) -> ClientData:
         for what, first, mine in (("samples", first_x, shape_of(x)), ("targets", first_y, tuple(y.shape[1:]))):
             if mine != first:
                 raise DataError(f"{what} must have equal shapes, client 0 ({part}) has {first}, client {i} has {mine}")
+    if len({tuple(tensor.dtype for tensor in tensors_of(x)) for x, _ in pairs}) > 1:  # bytes here, floats there
+        pairs = [(change(x, _from_bytes), y) for x, y in pairs]
     return _concatenate(pairs)
+
+
+def _from_bytes(x: Tensor) -> Tensor:
+    """Turn bytes into float32 in 0..1; anything else stays."""
+    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 def _concatenate(pairs: Sequence[tuple[Samples, Tensor]]) -> ClientData:
@@ -334,13 +360,17 @@ def _concatenate(pairs: Sequence[tuple[Samples, Tensor]]) -> ClientData:
 
 
 def _to_tensors(samples: SamplesLike, who: str, task: Task) -> tuple[Samples, Tensor]:
-    """Turn one client's samples into x float32 (int64 for tokens) and y as the task wants it."""
+    """Turn one client's samples into x float32 (int64 for tokens, bytes stay) and y as the task wants it."""
     x, y = _to_pair(samples, who)
     y = _to_targets(y, who, task)
     if len({len(tensor) for tensor in tensors_of(x)}) != 1:
         raise DataError(f"the inputs of {who} have {[len(t) for t in tensors_of(x)]} rows; give one per sample in each")
     if task.targets == "classes" and y.shape != (len(x),):
-        raise DataError(f"{who} has {len(x)} samples but labels of shape {tuple(y.shape)}; give one per sample")
+        several = y.dim() > 1 and len(y) == len(x)
+        binary = several and bool(((y == 0) | (y == 1)).all())
+        kind = 'task="multilabel"' if binary else 'task="tokens" for the next tokens of a sequence'
+        way = f"or say what they are: {kind}" if several else "in the order of the samples"
+        raise DataError(f"{who} has {len(x)} samples but labels of shape {tuple(y.shape)}; give one per sample, {way}")
     if y.dim() == 0 or len(y) != len(x) or (task.targets in ("labels", "tokens") and y.dim() != 2 and len(y)):
         rest = {"labels": ", labels", "tokens": ", tokens"}.get(task.targets, ", ...")
         raise DataError(
@@ -352,10 +382,8 @@ def _to_tensors(samples: SamplesLike, who: str, task: Task) -> tuple[Samples, Te
 
 
 def _to_numbers(x: Tensor, who: str, several: bool) -> Tensor:
-    if x.dtype == torch.uint8:
-        return x.to(torch.float32).div_(255)
-    if x.dtype == torch.bool and several:
-        return x  # a mask
+    if x.dtype == torch.uint8 or (x.dtype == torch.bool and several):
+        return x  # bytes, or a mask
     if x.dtype == torch.bool or x.is_complex():
         raise DataError(f"x of {who} is {x.dtype}; give floats, uint8 in 0..255, or integers (tokens)")
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
@@ -371,9 +399,10 @@ def _to_targets(y: Tensor, who: str, task: Task) -> Tensor:
     if kind == "any":
         return y.to(torch.float32) if y.is_floating_point() else y
     if y.is_floating_point() or y.dtype == torch.bool:
+        labels = y.dtype == torch.bool or (y.dim() > 1 and bool(((y == 0) | (y == 1)).all()))
         raise DataError(
             f"labels of {who} are {y.dtype}; give integers in 0..classes-1, "
-            f'or say what they are: task="{"regression" if y.is_floating_point() else "multilabel"}"'
+            f'or say what they are: task="{"multilabel" if labels else "regression"}"'
         )
     return y.to(torch.int64)
 

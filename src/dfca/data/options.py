@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from dfca.base.errors import ConfigError
+from dfca.base.options import ExplainedModel
 from dfca.core.method import Augment
 from dfca.data.registry import SampleKind
 
@@ -21,7 +22,7 @@ GRADED = ("label-swap", "noise", "blur")
 Skew = Literal["none", "consistent", "inconsistent", "mixed"]
 
 
-class DataOptions(BaseModel):
+class DataOptions(ExplainedModel):
     """Which data, who holds what, and how the clusters differ: the keys of `[data]` in an experiment file.
 
     Example:
@@ -74,6 +75,11 @@ class DataOptions(BaseModel):
         default=None,
         strict=False,
         description="how the clients divide into clusters, one number per cluster ([3, 2, 1]); default: evenly",
+    )
+    placement: Literal["random", "blocks"] = Field(
+        default="random",
+        description="which clients are of a cluster: random, or blocks of consecutive numbers, which are near each "
+        "other on a ring or torus",
     )
     angles: tuple[float, ...] | None = Field(
         default=None,

@@ -100,11 +100,7 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
                 + ("; train is missing" if "train" not in source else f"; {sorted(map(str, strange))[0]} is unknown")
             )
         return _Parts(**source)
-    if (
-        isinstance(source, tuple)
-        and len(source) in (2, 3)
-        and all(_is_array(part) or is_frame(part) for part in source)
-    ):
+    if _is_rows(source):
         return _of_arrays(*map(_numpy, source))
     if isinstance(source, tuple) and len(source) in (2, 3) and all(isinstance(part, list) for part in source[:2]):
         return _Parts(*source)
@@ -235,6 +231,19 @@ def _take(x: Any, rows: list[int]) -> Any:
     if isinstance(x, Mapping):
         return {name: _take(part, rows) for name, part in x.items()}
     return (x if _is_array(x) else np.asarray(x))[rows]
+
+
+def _is_rows(source: Any) -> bool:
+    """Return whether this is (x, y) or (x, y, owner) of arrays, frames or, beside one of these, lists of single values;
+    three lists are so too where they are of equal length and no client's samples are in them."""
+    if not isinstance(source, tuple | list) or len(source) not in (2, 3):
+        return False
+    if all(_is_array(part) or is_frame(part) for part in source):
+        return isinstance(source, tuple) or len(source) == 3
+    if len(source) != 3 or not all(_is_array(part) or is_frame(part) or isinstance(part, list) for part in source):
+        return False
+    singles = all(not isinstance(part, list) or all(map(np.isscalar, part)) for part in source[1:])
+    return singles and len({len(part) for part in source}) == 1
 
 
 def _is_array(value: Any) -> bool:

@@ -60,6 +60,8 @@ def make_split(
         >>> dfca.make_split(dfca.DataOptions(name="digits", samples_per_client=20), clients=8, clusters=2, seed=0)
         Split(8 clients with 20 training and 90 test samples each, shape (1, 8, 8), 10 classes, 2 true clusters)
     """
+    if not isinstance(options, DataOptions):
+        raise ConfigError(f'data must be DataOptions, got {options!r}; give dfca.DataOptions(name="digits")')
     if clients < 1 or clusters < 1:
         raise ConfigError(f"clients and clusters must be >= 1, got {clients} and {clusters}")
     if clusters > clients:
@@ -69,7 +71,7 @@ def make_split(
     drifted = drifted and options.drift_share > 0
     if source_of(options.name).kind == "series":
         resolve(options, "series")
-        true = spread_clusters(clients, clusters, seed, options.cluster_shares)
+        true = spread_clusters(clients, clusters, seed, options.cluster_shares, options.placement)
         true = drift_clusters(true, clusters, options.drift_share, seed) if drifted else true
         return replace(make_forecast_split(options, true, clusters, seed), notes=_notes(clients, clusters, options))
     dataset = load(options.name)
@@ -77,7 +79,7 @@ def make_split(
     transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed, options.levels)
     if drifted:
         transforms += make_transforms(transform, 1, (options.drift_angle,), dataset.classes, seed)
-    true = spread_clusters(clients, clusters, seed, options.cluster_shares)
+    true = spread_clusters(clients, clusters, seed, options.cluster_shares, options.placement)
     others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
     train, test = open_pools(dataset, options.test_share, seed)
     request = DealRequest(options, dataset, train, test, true, clusters, seed)
@@ -98,7 +100,9 @@ def make_split(
     return split
 
 
-def spread_clusters(clients: int, clusters: int, seed: int, shares: Sequence[float] | None = None) -> Tensor:
+def spread_clusters(
+    clients: int, clusters: int, seed: int, shares: Sequence[float] | None = None, placement: str = "random"
+) -> Tensor:
     """Assign a true cluster to each client, in random order: sizes differ by at most 1, or are proportional to shares,
     at least 1 each."""
     even = torch.arange(clients) % clusters
@@ -110,6 +114,8 @@ def spread_clusters(clients: int, clusters: int, seed: int, shares: Sequence[flo
             )
         sizes = torch.tensor(apportion(torch.tensor(shares, dtype=torch.float64), clients))
         even = torch.repeat_interleave(torch.arange(clusters), sizes)
+    if placement == "blocks":
+        return even.sort().values
     return even[torch.randperm(clients, generator=stream(seed, "clusters"))]
 
 

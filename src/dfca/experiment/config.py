@@ -31,6 +31,7 @@ from dfca.core.method import (
     Augment,
     LocalOptions,
     MixingOptions,
+    PrivacyOptions,
     StepTable,
     check_images,
 )
@@ -164,6 +165,7 @@ class Config(BaseModel):
     topology: TopologyOptions = TopologyOptions()
     mixing: MixingConfig = MixingConfig()
     liars: LiarOptions | None = None
+    privacy: PrivacyOptions | None = None
     personal: PersonalConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -255,6 +257,8 @@ class Config(BaseModel):
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
         check_world(self.world, self.clock, self.clients)
+        if self.world is not None and self.privacy is not None:
+            raise ConfigError("[privacy] is for synchronous rounds, and this experiment has a [world]; leave one out")
         if self.world is not None and self.mixing.weights == "samples":
             raise ConfigError(WEIGHTS_NEED_ROUNDS)
         for label in self.algorithms:
@@ -419,8 +423,11 @@ class Config(BaseModel):
             if isinstance(section, Table):
                 kept = section.as_of(release)
                 values[name] = {key: value for key, value in values[name].items() if key in kept}
-        if not self.model.standardise:  # since 0.3
-            del values["model"]["standardise"]
+        later = (("model", "standardise"), ("topology", "directed"), ("topology", "graphs"), ("data", "placement"))
+        for name, key in later:  # since 0.3
+            section = getattr(self, name)
+            if getattr(section, key) == type(section).model_fields[key].default:
+                del values[name][key]
         return values
 
     def _numbers(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ class FaultRun:
             peer, (life, job) = self.peers.get(i), detail
             if peer is None or life != self.lives[i]:
                 return
-            if isinstance(job, LONG) and getattr(peer, "job", None) is not job:
+            if isinstance(job, LONG) and not peer.runs(job):
                 return
             self._call(i, "finished", job, self.work[i].run(job, peer.bank))
         elif kind == "link":

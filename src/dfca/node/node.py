@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -18,10 +18,11 @@ from torch import Tensor
 from dfca.node.disk.saving import SaveThenSend, Store
 from dfca.node.surroundings import start_threads
 from dfca.node.transport import Transport
+from dfca.node.work.guard import ModelGuard
 from dfca.node.work.pace import Pace
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
-from dfca.peer.records.work import LONG, Draw, Job, Note, Observe, Ready, Rest, Train
+from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
 from dfca.peer.state import Saved, State
 
 READ_LOOK_S = 0.01
@@ -34,7 +35,7 @@ class JobRunner(Protocol):
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
 
-    def slices(self, job: Observe) -> Iterator[Any]:
+    def slices(self, job: Job) -> Iterator[Any]:
         """Do a job piece by piece; the last one yields its result."""
 
 
@@ -83,6 +84,7 @@ class Node:
         self._disk: Executor | None = None if duration or store is None else threads("disk", 1)
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: InputRecorder | None = None
+        self.guard: ModelGuard | None = None  # scores models of neighbours that are watched
         self.linked: set[int] = set()  # the neighbours in reach, also while the peer has not begun
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
@@ -170,7 +172,23 @@ class Node:
         self._input("disconnected", neighbour)
 
     def received(self, sender: int, message: Any) -> None:
-        self._input("receive", sender, message)
+        if self.guard is None or not self.guard.doubts(sender, message):
+            self._input("receive", sender, message)
+        elif self._executor is None:
+            self._input("receive", sender, self.guard.admit(sender, message))
+        else:
+            self._start(self._check(self.guard, sender, message))
+
+    async def _check(self, guard: ModelGuard, sender: int, message: Any) -> None:
+        """Score a model of a neighbour that is watched before the peer gets it."""
+        loop = asyncio.get_running_loop()
+        try:
+            admitted = await loop.run_in_executor(self._executor, guard.admit, sender, message)
+        except Exception as error:
+            self._fail(error)
+            return
+        if sender in self.linked:
+            self._input("receive", sender, admitted)
 
     def _keep_early(self, kind: str, values: tuple[Any, ...]) -> None:
         """Keep an input for a peer that has not begun; if there are too many, open all links anew."""
@@ -227,16 +245,20 @@ class Node:
         if isinstance(job, Draw):
             self._finish_inline(job)  # takes no time
         elif self._duration is None:
-            task = loop.create_task(self._observe(job) if isinstance(job, Observe) else self._compute(job))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        elif isinstance(job, (*LONG, Observe)):
+            beside = job is self.machine.background
+            self._start(self._compute_beside(job) if beside else self._compute(job))
+        elif isinstance(job, LONG):
             loop.call_later(self._duration(job), self._finish_inline, job)
         else:
             self._finish_inline(job)
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _finish_inline(self, job: Job) -> None:
-        if not self._stopped and (not isinstance(job, LONG) or self.machine.job is job):
+        if not self._stopped and (not isinstance(job, LONG) or self.machine.runs(job)):
             self._input("finished", job, self._work.run(job, self.machine.bank))
 
     async def _compute(self, job: Job) -> None:
@@ -244,7 +266,7 @@ class Node:
         try:
             if isinstance(job, Train | Rest):
                 await self._pause()
-            if isinstance(job, LONG) and self.machine.job is not job:
+            if isinstance(job, LONG) and not self.machine.runs(job):
                 return  # cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
         except Exception as error:
@@ -252,12 +274,12 @@ class Node:
             return
         self._input("finished", job, result)
 
-    async def _observe(self, job: Observe) -> None:
-        """Observe beside the rounds, slice by slice: what else is to be computed comes in between."""
+    async def _compute_beside(self, job: Job) -> None:
+        """Do a job beside the rounds, slice by slice: what else is to be computed comes in between."""
         loop, slices = asyncio.get_running_loop(), self._work.slices(job)
         result = None
         try:
-            while isinstance(self.machine, Peer) and self.machine.background is job:
+            while self.machine.background is job:
                 piece = await loop.run_in_executor(self._executor, next, slices, job)
                 if piece is job:  # there is no more
                     self._input("finished", job, result)

@@ -35,16 +35,19 @@ from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
 from dfca.node.operate.members import describe_members
 from dfca.node.operate.node_log import NodeLog
-from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, save_status
+from dfca.node.operate.overview import summarise
+from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, guess_loss, save_status
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
+from dfca.node.work.guard import ModelGuard
 from dfca.node.work.heap import give_back_memory
 from dfca.node.work.local_work import LocalWork, WorkSamples
 from dfca.node.work.pace import Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
+from dfca.peer.records.work import Note
 
 TICK_S = 1.0
 STATUS_S = 15.0
@@ -63,6 +66,7 @@ class ServiceTransport(Transport, Protocol):
     on_neighbours: Callable[[tuple[int, ...]], None]
     on_devices: Callable[[int], None]
     reference_norm: Callable[[], float | None]
+    summarise: Callable[[], str]
 
     async def start(self) -> str:
         """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
@@ -116,6 +120,8 @@ class Service:
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
         self._waits = ""
+        self._guard: ModelGuard | None = None
+        self._roster_after = -math.inf
         self._norm_of: tuple[int, float] = (-1, 0.0)
         self.port = 0
         self.addresses: tuple[str, ...] = ()
@@ -165,8 +171,11 @@ class Service:
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
         pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
         self.node = Node(
-            peer, self.work, self.transport, store, note=self.notes.note, pace=pace, threads=self._around.threads
+            peer, self.work, self.transport, store, note=self._note, pace=pace, threads=self._around.threads
         )
+        self._guard = getattr(self.work, "guard", None)
+        if self._guard is not None:
+            self._guard.lineage, self.node.guard = lambda: peer.lineage, self._guard
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
@@ -174,6 +183,7 @@ class Service:
         self.transport.on_neighbours = self.node.rewire
         self.transport.on_devices = self.node.limit_peers
         self.transport.reference_norm = self._norm
+        self.transport.summarise = lambda: summarise(self.status())
         self._announce()
         if self.options.has_control:
             control = ControlServer(folder.path, {name: getattr(self, f"_on_{name}") for name in COMMANDS})
@@ -265,10 +275,15 @@ class Service:
             self._check_member()
             if self.node.failure is not None:
                 raise self.node.failure
-            self._watch("roster", self.folder.save_roster)
+            if self._clock.steady() >= self._roster_after:
+                begin = self._clock.steady()
+                self._watch("roster", self.folder.save_roster)
+                # The news of others come again after a crash: a large roster is written in a hundredth of the time.
+                self._roster_after = self._clock.steady() + 100 * (self._clock.steady() - begin)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
             self._check_fit()
+            self._check_poison()
             now = self._clock.steady()
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
@@ -306,6 +321,22 @@ class Service:
             self._problems["fit"] = problem
         else:
             self._report("fit", problem)
+
+    def _note(self, note: Note) -> None:
+        self.notes.note(note)
+        if self._guard is not None:
+            self._guard.note(note)
+
+    def _check_poison(self) -> None:
+        """Name the neighbours whose models are left out; a known one whose losses changed is not logged again."""
+        now = {} if self._guard is None else self._guard.problems(self._name, self.folder.path)
+        for what in [what for what in self._problems if what.startswith("poison") and what not in now]:
+            self._report(what, None)
+        for what, problem in now.items():
+            if what in self._problems:
+                self._problems[what] = problem
+            else:
+                self._report(what, problem)
 
     def _report(self, what: str, problem: str | None) -> None:
         """Log a problem when it appears and when it is solved."""
@@ -368,6 +399,8 @@ class Service:
             "bytes_out": net["bytes_out"],
             "refused": dict(refused),
             "saves": saves,
+            "returns": 0 if self._guard is None else self._guard.returns,
+            "left_out": {} if self._guard is None else self._guard.left_out(self._name),
             "problems": list(self._problems.values()),
             "last_error": self.log.last_error,
         }
@@ -462,7 +495,8 @@ def make_work(folder: NodeFolder) -> LocalWork:
             raise DataError(data.problem)
         return None
 
-    work = LocalWork(samples(), refresh)
+    guard = ModelGuard(guess_loss(facts), folder.path, folder.around.clock.steady, folder.around.disk)
+    work = LocalWork(samples(), refresh, guard=guard)
     give_back_memory()
     return work
 

@@ -42,7 +42,7 @@ class RoundCycle(Part):
         self.finishes: list[float] = []  # when the last local updates ended
         self.began_s = 0.0  # when the training began that runs, or ran last
         self.awaited = -1  # a neighbour whose round is missing: asked first the next time
-        self._form = options.size, options.dtype  # what a model must be
+        self._form = options.rules.form(options.size, options.dtype)  # what comes in place of a model
 
     def wait_for(self, step: Step) -> None:
         """Do a step once everything else of this instant has been handled."""
@@ -90,12 +90,12 @@ class RoundCycle(Part):
             return False
         return takes_part(at.options, neighbour, ending)
 
-    def check_wait(self, at: PeerView, copies_missing: bool, electing: bool) -> None:
-        """Take the next step of a round's end where nobody is waited for; a peer in an election waits for nobody."""
+    def check_wait(self, at: PeerView, copies_missing: bool) -> None:
+        """Take the next step of a round's end where nobody is waited for."""
         if self.ending is None or self.step is not None:
             return
         batch = at.options.method.aggregation == "batch"
-        if batch and not electing and self._is_anybody_missing(at):
+        if batch and self._is_anybody_missing(at):
             return
         if self._relays(at) and not self.asked:
             self.step = Step.ASK

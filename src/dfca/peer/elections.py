@@ -9,12 +9,13 @@ from torch import Tensor
 
 from dfca.core.rules.election import bid
 from dfca.core.rules.revival import PAUSE
+from dfca.core.rules.surveys import LAG
 from dfca.peer.inbox import MOST_ROUND
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import Alarm, Call, Probe
 from dfca.peer.records.work import Losses, Score, Trained, Warm, WarmUp
-from dfca.peer.revival import FRESH, DriftDetector
+from dfca.peer.revival import FRESH, NOBODY, Callers, DriftDetector
 from dfca.peer.waves.election import Election, Outcome
 
 MOST_ALARMS = 4096
@@ -31,25 +32,39 @@ class Announced(NamedTuple):
     round: int = 0  # when it said so
 
 
+class Adopted(NamedTuple):
+    """Whether a peer had a vote on its models."""
+
+    voted: bool = True  # it had, or need not look whether they fit
+    round: int = 0  # when it took them
+    looks: int = 0  # how often it has looked since whether they fit
+
+
 class Elections(Part):
     """Warms up, stands, votes, and watches whether the models still fit."""
 
     def __init__(self, out: Outbox, incarnation: int) -> None:
         super().__init__(out)
         self.wave: Election | None = None  # the election that it takes part in
+        self.decided: Outcome | None = None  # what a by-election decided, until a round is closed
         self.warm: Warm | None = None  # its warmed-up model and losses, while it has no models
         self.own: Tensor | None = None  # that model alone (P,), kept over a restart until it had a vote
-        self.voted = True  # it had a vote on its models, or need not look whether they fit
-        self.adopted = 0  # the round in which it took models without a vote
-        self.looks = 0  # how often it has looked since whether they fit
-        self.checking: Score | None = None  # the job that looks
+        self.adopted = Adopted()  # whether it had a vote on its models
+        self.checking: Score | None = None  # the job that looks whether they fit
         self.detector = DriftDetector()  # what it knows of its own fit, of lost clusters and alarms
         self.announced = Announced(incarnation * LIFE)  # its last alarm
+        self.callers = Callers()  # who calls in vain
 
     def save(self) -> dict[str, Any]:
         """See `Part`; the wave is stored with the surveys'."""
-        number, *sent = self.announced
-        stored = super().save() | {"alarm_number": number, "alarm_sent": tuple(sent)}
+        (number, *sent), (voted, adopted, looks) = self.announced, self.adopted
+        stored = super().save() | {
+            "alarm_number": number,
+            "alarm_sent": tuple(sent),
+            "voted": voted,
+            "adopted": adopted,
+            "looks": looks,
+        }
         return {n: value for n, value in stored.items() if n not in ("wave", "announced")}
 
     def restore(self, stored: dict[str, Any]) -> None:
@@ -57,17 +72,23 @@ class Elections(Part):
         super().restore(stored)
         if "alarm_number" in stored:
             self.announced = Announced(stored["alarm_number"], *stored["alarm_sent"])
+            self.adopted = Adopted(stored["voted"], stored["adopted"], stored["looks"])
         wave = stored["election"]
         self.wave = wave if isinstance(wave, Election) else None
 
+    @property
+    def voted(self) -> bool:
+        """Whether it had a vote on its models, or need not look whether they fit."""
+        return self.adopted.voted
+
     # Models of one's own.
 
-    def warm_up(self, at: PeerView, stage: int | None) -> Score | WarmUp:
-        """Begin to train a model of one's own; of one that was kept over a restart only the losses are missing."""
-        if stage is None and self.own is not None:
+    def warm_up(self, at: PeerView) -> Score | WarmUp:
+        """Begin to train a model for the start; of one that was kept over a restart only the losses are missing."""
+        if self.own is not None:
             return Score(self.own[None], None, at.holds_out)
         self.out.note("warm")
-        return WarmUp(stage, at.holds_out)
+        return WarmUp(None, at.holds_out)
 
     def keep_warm(self, warm: Warm) -> None:
         """Keep a warmed-up model for the election of a start."""
@@ -75,6 +96,14 @@ class Elections(Part):
         if self.own is None:
             self.own = warm.model
             self.out.save()
+
+    def look_at_fit(self, at: PeerView) -> WarmUp | None:
+        """Look whether models fit that were taken without a vote; return the warm-up that it needs, if any."""
+        own, self.own = self.own, None
+        if own is None:
+            return WarmUp(at.round - 1, at.holds_out)
+        self.check_fit(at, own, None)
+        return None
 
     def check_fit(self, at: PeerView, own: Tensor, stage: int | None) -> None:
         """Look whether a model of one's own fits better than those that were taken over."""
@@ -92,7 +121,7 @@ class Elections(Part):
 
     def set_voted(self, at: PeerView, voted: bool) -> None:
         """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
-        self.voted, self.adopted, self.looks = voted or not at.options.method.revives, at.round, 0
+        self.adopted = Adopted(voted or not at.options.method.revives, at.round)
         self.own = None if self.voted else self.own
 
     def resume(self, own: Tensor | None) -> None:
@@ -101,12 +130,12 @@ class Elections(Part):
 
     def resume_fit(self, detector: DriftDetector, voted: bool, round: int, clusters: int) -> None:
         """Take what is known of the models out of a save."""
-        self.detector, self.voted, self.adopted = detector.copy(), voted, round
+        self.detector, self.adopted = detector.copy(), Adopted(voted, round)
         self.detector.grow(clusters)
 
     # Taking part.
 
-    def may_join(self, at: PeerView, probe: Probe, pursuing: bool) -> bool:
+    def may_join(self, at: PeerView, sender: int, probe: Probe, pursuing: bool) -> bool:
         """Return whether to join an election: of a start without models, of clusters with the same models."""
         call = probe.call
         if at.bank is None:
@@ -114,10 +143,11 @@ class Elections(Part):
         if not at.options.method.revives or call is None:
             return False
         same = probe.base == at.lineage and call.clusters == len(at.bank) and call.closed == at.copies.closed
-        return same and self.detector.believes(call.lost, at.round)
+        return same and self.detector.believes(call.lost, at.round) and self.callers.heeds(sender, at.round)
 
     def join(self, at: PeerView, sender: int, probe: Probe, warms: bool) -> None:
         """Join an election; warms: it is in time to warm up, or has."""
+        self.callers.caller = sender
         self._make(at, probe.call, self.warm if at.bank is None else None, warms)
         self._election.receive(sender, probe, at.now)
 
@@ -129,8 +159,10 @@ class Elections(Part):
     def call(self, at: PeerView) -> None:
         """Begin a wave for a by-election."""
         assert at.bank is not None
+        self.callers.caller = NOBODY
         self._make(at, Call(self.detector.lost(), len(at.bank), at.copies.closed))
         self._election.begin(at.now)
+        self.prepare(at)
 
     @property
     def _election(self) -> Election:
@@ -147,16 +179,28 @@ class Elections(Part):
             warms=warms,
         )
 
-    def prepare(self, at: PeerView) -> bool:
-        """Take part between two rounds; return whether it is in time to warm up.
+    def prepare(self, at: PeerView) -> None:
+        """Take part in a by-election with the models as they are now, between two rounds or while one is trained."""
+        if self._election.stage is None:
+            self._election.prepare(at.round - 1, at.open_models, at.holds_out, self.detector.alarmed)
+
+    def warm_up_beside(self, at: PeerView) -> WarmUp | None:
+        """Return the warm-up that a by-election needs now; None for none.
 
         Who has come back and has not trained since may be late already: it forwards, and nobody waits for its vote.
         """
-        wave = self._election
-        if wave.opened or wave.warm is not None or not wave.warms:
-            return False
-        wave.prepare(at.round - 1, at.open_models, at.holds_out, self.detector.alarmed)
-        return True
+        wave = self.wave
+        if wave is None:
+            return None
+        wanted = wave.stage is not None and wave.warms and wave.warm is None and not wave.opened
+        return WarmUp(wave.stage, wave.held_out) if wanted else None
+
+    def use_warm(self, at: PeerView, job: WarmUp, warm: Warm) -> None:
+        """Vote, or look at the fit, with a model that was warmed up beside the rounds."""
+        if self.wave is not None:
+            self.wave.warmed(warm)
+        else:
+            self.check_fit(at, warm.model, job.stage)
 
     @property
     def has_vote(self) -> bool:
@@ -168,8 +212,29 @@ class Elections(Part):
         self.wave = None
 
     def end(self) -> None:
-        """End the election: its models are to be taken."""
+        """End the election of a start: its models are to be taken."""
         self.wave, self.warm = None, None
+
+    def end_beside(self, at: PeerView) -> None:
+        """End a by-election: what it opened is taken between two rounds."""
+        self.wave, self.decided = None, self._election.outcome
+        self.callers.end_call(self.opens, at.round)
+
+    def take_decided(self, at: PeerView) -> Outcome | None:
+        """Return what takes effect now, and forget it; what was decided about other models is of no use."""
+        outcome, self.decided = self.decided, None
+        return outcome if outcome is not None and outcome.base == at.lineage else None
+
+    def will_take(self, at: PeerView, lineage: Lineage) -> bool:
+        """Return whether a neighbour's lineage is what this peer's will be once the by-election takes effect."""
+        if self.decided is None or self.decided.entry is None:
+            return False
+        return self.decided.base == at.lineage and lineage == (*at.lineage, self.decided.entry)
+
+    @property
+    def opens(self) -> bool:
+        """Whether a by-election is to open a cluster."""
+        return self.decided is not None and self.decided.entry is not None
 
     def reset_alarm(self) -> None:
         """Forget what was announced: alarms are of a lineage."""
@@ -216,22 +281,22 @@ class Elections(Part):
             self.detector.end_round(len(at.bank), informed, unwatched)
 
     def is_due(self, at: PeerView) -> bool:
-        """Return whether to call a by-election."""
-        return at.options.method.revives and self.detector.is_due(at.round - 1, at.options.method.election)
+        """Return whether to call a by-election: what it opens is still to be trained."""
+        if not at.options.method.revives or self.decided is not None or at.round + LAG >= at.options.rounds:
+            return False
+        return self.detector.is_due(at.round - 1, at.options.method.election)
 
     def must_look(self, at: PeerView) -> bool:
         """Return whether to look now if the models fit that it took without a vote.
 
         Again after twice the time: models that change hands between two kinds of data fit now and then.
         """
-        due = at.options.method.revives and not self.voted and at.round - 1 - self.adopted >= PAUSE << self.looks
-        self.looks += due
+        voted, round, looks = self.adopted
+        if not at.options.method.revives or voted or self.checking or self.decided:
+            return False
+        due = at.round - 1 - round >= PAUSE << looks
+        self.adopted = Adopted(voted, round, looks + due)
         return due
-
-    def take_own(self) -> Tensor | None:
-        """Return the model that was kept from before, and forget it."""
-        own, self.own = self.own, None
-        return own
 
     # Alarms.
 

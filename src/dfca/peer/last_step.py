@@ -15,12 +15,13 @@ MOST_TRIES = 3
 
 
 class LastStep(Part):
-    """Measures the curve before the round of the release, and takes the last step after the last round."""
+    """Measures the curve beside the round of the release, and takes the last step after the last round."""
 
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
         self.curves = CurvePool()  # the own curve and those of neighbours, by which the steps are picked
         self.tuned = False  # the last step was asked for in this life
+        self.measures: tuple[int, Lineage] | None = None  # the curve that is being measured: its round, of which models
         self._wanted = options.method.personal  # the steps, "auto": picked by curves
         self._release = options.release  # the round until which samples are held out for the curve
 
@@ -40,41 +41,43 @@ class LastStep(Part):
         """Take the curves out of a save."""
         self.curves = curves.copy()
 
-    def next_job(self, at: Machine) -> Curve | Personalise | None:
-        """Return the job that is due between two rounds, if one is: the curve, or the last step, once in a life."""
-        due, pool, ended = at.options.due(at.round), self.curves, at.round >= at.options.rounds
-        if due is not None and pool.due < due:
-            # Who comes later trains a round first: measuring takes long, and it may not stay.
-            ready = at.round == due or any(at.copies.updates)
-            if ready and pool.tried < MOST_TRIES:
-                pool.tried += 1
-                self.out.save()
-                self.out.note("measure", round=at.round)
-                return Curve(at.copies.closed)
-            if ready or ended:
-                self._take(at, NO_CURVE, pool.lineage)  # so that nobody waits for it
-        if not ended or self.tuned:
+    def measurement(self, at: Machine, lineage: Lineage) -> Curve | None:
+        """Return the measurement of the curve that is due, if one is: of the models, of a lineage."""
+        due, pool = at.options.due(at.round), self.curves
+        if due is None or pool.due >= due or at.bank is None:
+            return None
+        # Who comes later trains a round first: measuring takes long, and it may not stay.
+        ready = at.round == due or any(at.copies.updates)
+        if ready and pool.tried < MOST_TRIES:
+            pool.tried += 1
+            self.measures = due, lineage
+            self.out.save()
+            self.out.note("measure", round=at.round)
+            return Curve(at.bank, at.copies.closed)
+        if ready or at.round >= at.options.rounds:
+            self._begin(at, due, NO_CURVE, pool.lineage)  # so that nobody waits for it
+        return None
+
+    def measured(self, at: Machine, curve: OwnCurve) -> None:
+        """Take in the curve that was measured."""
+        assert self.measures is not None
+        self.out.note("measured", cluster=curve.cluster, round=at.round)
+        (due, lineage), self.measures = self.measures, None
+        self._begin(at, due, curve, lineage)
+
+    def take(self, at: Machine) -> Personalise | None:
+        """Return the last step, once in a life, after the last round."""
+        if self.tuned:
             return None
         self.tuned, steps = True, self.steps
-        if pool.settle(steps):
+        if self.curves.settle(steps):
             self.out.save()
         if not steps:
             return None
         self.out.note("tune", round=at.round, number=steps)
         return Personalise(steps, at.copies.closed)
 
-    def end_job(self, at: Machine, job: Curve | Personalise, result: OwnCurve | None, lineage: Lineage) -> None:
-        """Take in what came of such a job; lineage: of the models that the curve was measured on."""
-        if isinstance(job, Personalise):
-            self.out.note("tuned")
-            return
-        assert result is not None
-        self.out.note("measured", cluster=result.cluster, round=at.round)
-        self._take(at, result, lineage)
-
-    def _take(self, at: Machine, curve: OwnCurve, lineage: Lineage) -> None:
-        due = at.options.due(at.round)
-        assert due is not None
+    def _begin(self, at: Machine, due: int, curve: OwnCurve, lineage: Lineage) -> None:
         self.curves.begin(due, curve, lineage)
         self.out.save()  # from now on it trains on the samples that the curve was measured on
         self.out.broadcast(self.curves.everything())

@@ -29,7 +29,6 @@ class Machine(ABC):
     """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns."""
 
     state: Enum  # what it does now
-    job: Job | None  # the long job that runs
     UNSTORED: frozenset[str] = frozenset(("options", "rules", "id", "allocate", "links", "out"))
     """Attributes that `state_of` leaves out, or stores in another way."""
 
@@ -37,6 +36,8 @@ class Machine(ABC):
         self.options, self.rules, self.id = options, options.rules, options.id
         self.allocate = allocate  # returns memory (m, P) for models; called again, the first rows hold what they held
         self.incarnation = incarnation  # how often it has begun before
+        self.job: Job | None = None  # the long job of its rounds that runs
+        self.background: Job | None = None  # the one that runs beside it
         self.now = 0.0  # its time, which never goes back
         self.set_back = 0.0  # by how much the driver's clock did
         self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))  # its models, and their history
@@ -62,6 +63,10 @@ class Machine(ABC):
     def assignment(self) -> int | None:
         """The cluster that it trained last."""
         return self.copies.assignment
+
+    def runs(self, job: Job) -> bool:
+        """Return whether a long job was not cancelled."""
+        return job is self.job or job is self.background
 
     @abstractmethod
     def begin(self, now: float, late: bool = False) -> None:

@@ -7,6 +7,7 @@ A part owns its fields and knows no other part. It is called by its peer (`peer.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -92,9 +93,9 @@ class Outbox:
         if neighbour in self.links:
             self.ready.messages.append((neighbour, message))
 
-    def broadcast(self, *messages: Any, but: int | None = None) -> None:
-        """Send messages to all neighbours in reach, but for one."""
-        neighbours = self.links if but is None else [n for n in self.links if n != but]
+    def broadcast(self, *messages: Any, but: int | None = None, to: Sequence[int] | None = None) -> None:
+        """Send messages to all neighbours in reach, to some of them, or to all but one."""
+        neighbours = (self.links if to is None else to) if but is None else [n for n in self.links if n != but]
         if len(messages) == 1:
             (message,) = messages
             self.ready.messages += [(n, message) for n in neighbours]

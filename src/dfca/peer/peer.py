@@ -5,20 +5,23 @@ and then carries out what `ready` returns: what must be saved before messages le
 what it was sent and nothing else; it has no clock, thread, socket, file or randomness of its own. Time is an argument.
 
     EMPTY      no models: waits for a neighbour that has some, or for an election
-    WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
-    ELECTING   takes part in an election with a vote (`waves.election`)
-    PAUSED     takes part without one: it forwards, and ends with the same centres
-    TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `Personalise` after the last
+    WARMING    no models: trains one of its own, to stand and vote with (`WarmUp`)
+    ELECTING   no models: takes part in the election of a start with a vote (`waves.election`)
+    PAUSED     no models: takes part without one: it forwards, and ends with the same centres
+    TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Personalise` after the last
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
     DONE       all its rounds are done; it still serves others
 
 A round: train; send the trained model to all neighbours; then, under `batch`, wait until every neighbour in reach has
 ended the same round, or for `timeout_s`. The end of a round has three steps, each of which waits until everything else
 of the same instant has been handled (`wake`): ask for copies that too few neighbours trained (`rules.relay`), fold what
-came, close the round, which may begin a survey or call a by-election (`revival`), and begin the next. Surveys
-(`waves.survey`) run beside the rounds. While a peer
-trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that comes raises an
-exception.
+came, close the round, and begin the next. While a peer trains its bank does not change.
+
+Nothing else stops the rounds. Surveys (`waves.survey`), by-elections (`revival`, `waves.election`) and the curve of the
+personal last step run beside them: what they compute is `background`, on copies of the models, and what they decide
+takes effect when a later round is closed. One of them changes the clusters at a time.
+
+What cannot be used is counted by its reason in `refused`; nothing that comes raises an exception.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from dfca.peer.inbox import MOST_ROUND, UNKNOWN, Neighbour
 from dfca.peer.joiner import Extend, Follow, JoinEffect, Joiner, Pursue, Switch
 from dfca.peer.last_step import LastStep
 from dfca.peer.machine import Machine, names
-from dfca.peer.parts import Part, is_silent, takes_part
+from dfca.peer.parts import Part, PeerView, is_silent, takes_part
 from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import Entry, Lineage, layout_of
 from dfca.peer.records.options import PeerOptions
@@ -52,6 +55,7 @@ from dfca.peer.records.work import (
     Job,
     Losses,
     Observe,
+    OwnCurve,
     Personalise,
     Rest,
     Score,
@@ -86,8 +90,6 @@ class Peer(Machine):
     ) -> None:
         super().__init__(options, allocate, incarnation)
         self.state: Enum = State.EMPTY  # what it does
-        self.job: Job | None = None  # the long job that runs
-        self.background: Observe | None = None  # what is observed beside it
         self.neighbours = options.neighbours  # those of the graph now, in reach or not
         self.lineage: Lineage = ()  # the elections and surveys that its models come from
         self.answer_time = AnswerTime(options.hang_s)  # how long answers take, which all parts learn together
@@ -124,8 +126,8 @@ class Peer(Machine):
         return self.bank if self.bank is None or not self.copies.closed else self.bank[self.open_clusters]
 
     def will_take(self, lineage: Lineage) -> bool:
-        """Return whether a neighbour's lineage is what this peer's will be once a survey takes effect."""
-        return self.surveys.will_take(self, lineage)
+        """Return whether a neighbour's lineage is what this peer's will be once what was decided takes effect."""
+        return self.surveys.will_take(self, lineage) or self.elections.will_take(self, lineage)
 
     def hello(self) -> m.Hello:
         """Make what it says of itself."""
@@ -151,9 +153,10 @@ class Peer(Machine):
         self._set_neighbours(self.neighbours)
         if self.wave is not None:
             self.wave.resume(self.answer_time, self.open_models)
-        elif self.state is State.PAUSED and self.bank is not None:  # for a survey of an older version
-            self.state = State.WAITING
-            self.cycle.wait_for(Step.BEGIN)
+        paused = self.state in (State.PAUSED, State.WARMING, State.ELECTING) or isinstance(self.job, Curve)
+        if self.bank is not None and paused:  # by a survey, an election or a curve of version 0.2
+            self.state, self.job = State.WAITING, None
+            self.cycle.wait_for(Step.BEGIN if self.cycle.ending is None else Step.CLOSE)
 
     def save(self) -> Saved:
         """Return what must survive a crash."""
@@ -199,7 +202,7 @@ class Peer(Machine):
             return
         drawn = self.options.start != "elected"
         if not drawn and not late and self.elections.own is None:
-            self._warm_up(None)
+            self._warm_up()
         elif drawn and (not late or self.rules.exchange == "none" or not self.neighbours):
             self._draw()
         self._settle()
@@ -276,8 +279,7 @@ class Peer(Machine):
             _ENDS[type(job)](self, job, result)
         elif job is self.background:
             self.background = None
-            if self.surveys.wave is not None:
-                self.surveys.wave.observed(result)
+            _ENDS_BESIDE[type(job)](self, job, result)
         elif isinstance(job, Score):
             self._end_score(job, result)
         self._after_input()
@@ -369,26 +371,32 @@ class Peer(Machine):
     def _begin_round(self) -> None:
         if self.bank is None or self.job is not None:
             return
-        if self.elections.wave is not None:
-            self._pause()
-            return
         if self.joiner.newcomer:
             if self.joiner.is_joining(self):
                 self.state = State.WAITING
                 return
             self._catch_up()
-        job: Job | None = self.last_step.next_job(self)
-        if job is None and self.round >= self.options.rounds:
+        if self.round >= self.options.rounds:
+            self._end_rounds()
+            return
+        self.out.note("start", round=self.round)
+        self.cycle.begin_training(self.now)
+        self.copies = self.rules.begin_round(self.copies)
+        self.state, self.job = State.TRAINING, self._round_job()
+        self.out.ask(self.job)
+
+    def _end_rounds(self) -> None:
+        """Take the personal last step, once it can be picked; then all is done."""
+        self._work_beside()
+        if isinstance(self.background, Curve):
+            self.state = State.WAITING
+        elif (job := self.last_step.take(self)) is not None:
+            self.state, self.job = State.TRAINING, job
+            self.out.ask(job)
+        else:
             if self.state is not State.DONE:
                 self.out.note("done", round=self.round)
             self.state = State.DONE
-            return
-        if job is None:
-            job = self._round_job()
-            self.out.note("start", round=self.round)
-            self.cycle.begin_training(self.now)
-        self.state, self.job = State.TRAINING, job
-        self.out.ask(job)
 
     def _round_job(self) -> Train | Rest:
         if not takes_part(self.options, self.id, self.round):
@@ -407,7 +415,10 @@ class Peer(Machine):
         round, cluster = self.round, result.cluster
         complete, counts = len(self.links) >= len(self.neighbours), self.copies.counts
         mixed = complete or (cluster < len(counts) and counts[cluster] > 0)
-        self.copies, trained = self.rules.end_round(self.copies, cluster, self._store(result))
+        near = self.rules.receivers_in(round)
+        to = None if near is None else [n for n in self.links if n in near and takes_part(self.options, n, round)]
+        listeners = None if to is None else len(to)
+        self.copies, trained = self.rules.end_round(self.copies, cluster, self._store(result), listeners)
         self.state = State.WAITING
         self.surveys.note_training(result.samples, result.losses, self.cycle.end_training(self.now, round))
         self.out.note("finish", cluster=cluster if result.fine else -1, round=round)
@@ -419,9 +430,11 @@ class Peer(Machine):
             return
         fresh, offers = self.elections.freshness(self), tuple(self.rules.offers(self.copies).items())
         if trained:
-            self.out.broadcast(*(m.Update(one, len(trained), self.lineage, 0.0, fresh, offers) for one in trained))
-        else:
-            self.out.broadcast(m.Nothing(round, self.lineage, fresh, offers))
+            updates = (m.Update(one, len(trained), self.lineage, 0.0, fresh, offers) for one in trained)
+            self.out.broadcast(*updates, to=None if near is None else [n for n in self.links if n in near])
+        if not trained or near is not None:
+            silent = [n for n in self.links if not trained or n not in (near or ())]
+            self.out.broadcast(m.Nothing(round, self.lineage, fresh, offers), to=silent)
         self._carry_out(self.joiner.adopt(self))  # the trained model has left with the lineage that it is of
         if self.joiner.may_seek(self):
             self._seek()
@@ -435,9 +448,10 @@ class Peer(Machine):
         if not result.fine:
             return None
         trained = models[j].clone() if result.model is None else result.model
-        if self.options.size and (result.model is not None or self.rules.layout is not None):
-            self.rules.store_(models, j, trained)  # a run without training has models without numbers
-        return trained
+        later = self.rules.rescaled(self.copies, trained)
+        if self.options.size and (result.model is not None or later is not trained or self.rules.layout is not None):
+            self.rules.store_(models, j, later)  # a run without training has models without numbers
+        return later
 
     def _end_rest(self, job: Rest, result: None) -> None:
         self.out.note("sit", round=self.round)
@@ -445,16 +459,16 @@ class Peer(Machine):
         self.state = State.WAITING
         self.cycle.wait_for(Step.CLOSE)
 
-    def _end_personal(self, job: Curve | Personalise, result: Any) -> None:
-        """Continue after a job of the personal last step, with what came meanwhile."""
-        self.last_step.end_job(self, job, result, self.lineage)
+    def _end_personal(self, job: Personalise, result: None) -> None:
+        """Continue after the personal last step, with what came meanwhile."""
+        self.out.note("tuned")
         self.state = State.WAITING
         self._carry_out(self.joiner.adopt(self))
         self.cycle.wait_for(Step.BEGIN)
 
     def _check_wait(self) -> None:
         if self.state is State.WAITING:
-            self.cycle.check_wait(self, bool(self.desk.wanted), electing=self.elections.wave is not None)
+            self.cycle.check_wait(self, bool(self.desk.wanted))
 
     def _ask_for_copies(self) -> None:
         limit = partial(self.cycle.limit, self)
@@ -473,28 +487,28 @@ class Peer(Machine):
             if self.options.method.aggregation == "batch":
                 self.desk.stop_waiting()
             self.cycle.end_wait()
-        elif self.elections.wave is not None and self._is_idle:
-            self._pause()  # the call came between the update and its fold
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.job is None and self.elections.checking is None
 
     def _close_round(self) -> None:
-        """End a round: carry out what a survey decided, see whether one or an election is due, begin the next."""
+        """End a round: carry out what was decided, see whether a survey or an election is due, begin the next."""
         self.cycle.close()
         self._take_decided()
         self.elections.end_round(self, self.surveys.is_to_come(self))
         self.surveys.say(self, self.elections.detector.unfit)
-        if self.wave is None:
+        if self.elections.wave is not None:
+            self.elections.prepare(self)
+        elif self.surveys.wave is None and not self._changes:
             if self.surveys.is_due(self):
                 self.surveys.begin(self, self.elections.detector.unfit)
             elif self.elections.is_due(self):
                 self.elections.call(self)
-            elif self.elections.must_look(self):
-                self._look_at_fit()
-                return
+            elif self.background is None and self.elections.must_look(self):
+                self._begin_beside(self.elections.look_at_fit(self))
         self._begin_round()
+
+    @property
+    def _changes(self) -> bool:
+        """Whether its clusters will be others once what was decided takes effect."""
+        return self.surveys.decided is not None or self.elections.opens
 
     def _on_hello(self, sender: int, hello: m.Hello) -> None:
         known = self.links[sender]
@@ -642,8 +656,6 @@ class Peer(Machine):
 
     def _continue_round(self) -> None:
         """Continue the round, where clusters changed and none is under way."""
-        if self.state is State.PAUSED and self.wave is None:  # it had paused for what it has left
-            self.state = State.WAITING
         if self.cycle.ending is not None:
             self._check_wait()
         elif self.job is None and self.cycle.step in (None, Step.FOLD):  # folding between rounds leads to no other step
@@ -659,7 +671,7 @@ class Peer(Machine):
             self.out.note("afresh")
             self._draw()
         elif self.elections.warm is None:
-            self._warm_up(None)
+            self._warm_up()
         else:
             self._stand(self.elections.warm)
 
@@ -667,10 +679,12 @@ class Peer(Machine):
 
     def _on_probe(self, sender: int, probe: m.Probe) -> None:
         surveys = probe.call is not None and probe.call.survey
-        if surveys:
+        if self._changes:
+            fits = False
+        elif surveys:
             fits = self.state is not State.DONE and self.surveys.may_join(self, probe)
         else:
-            fits = self.elections.may_join(self, probe, pursuing=self.joiner.pursuit is not None)
+            fits = self.elections.may_join(self, sender, probe, pursuing=self.joiner.pursuit is not None)
         if fits and not surveys and self.surveys.wave is not None:
             self._leave_wave()  # it can wait: others need an election first
         wave = self.wave
@@ -686,19 +700,16 @@ class Peer(Machine):
             self._join_election(sender, probe)
 
     def _join_election(self, sender: int, probe: m.Probe) -> None:
-        """Join an election: of a start at once, else between two rounds."""
+        """Join an election; with the models at the end of the round where one is ending."""
         starts = self.bank is None
         self.elections.join(self, sender, probe, starts or self.job is not None or bool(self.cycle.finishes))
-        if starts:
-            if self.job is None and self.elections.warm is None:
-                self._warm_up(None)
-        elif self.cycle.ending is not None:
-            self._check_wait()
-        elif self._is_idle and self.cycle.step is None:
-            self._pause()
-        elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election decides that
-            self._stop_warming()
-            self._pause()
+        if starts and self.job is None and self.elections.warm is None:
+            self._warm_up()
+        elif not starts:
+            if isinstance(self.background, WarmUp):  # it was looking at its fit: the election decides that
+                self.background = None
+            if self.cycle.ending is None:
+                self.elections.prepare(self)
 
     def _on_election(self, sender: int, message: Any) -> None:
         if self.wave is not None:
@@ -706,9 +717,9 @@ class Peer(Machine):
         elif not isinstance(message, m.Refuse):
             self.out.send(sender, m.Refuse(message.key))
 
-    def _warm_up(self, stage: int | None) -> None:
+    def _warm_up(self) -> None:
         self.state = State.WARMING
-        self.job = self.elections.warm_up(self, stage)
+        self.job = self.elections.warm_up(self)
         self.out.ask(self.job)
 
     def _stop_warming(self) -> None:
@@ -723,13 +734,10 @@ class Peer(Machine):
         self._use_warm(Warm(job.models[0], losses))
 
     def _use_warm(self, warm: Warm) -> None:
-        """Vote, stand, or look at the fit, with a warmed-up model."""
-        if self.bank is None:
-            self.elections.keep_warm(warm)
+        """Vote, or stand, with a warmed-up model."""
+        self.elections.keep_warm(warm)
         if self.elections.wave is not None:
             self._vote_with(self.elections.wave, warm)
-        elif self.bank is not None:
-            self._check_fit(warm.model, self.round - 1)
         elif self.joiner.pursuit is None:
             self._stand(warm)
 
@@ -741,32 +749,24 @@ class Peer(Machine):
         self.state = State.ELECTING
         self.elections.stand(self, warm)
 
-    def _look_at_fit(self) -> None:
-        """Look whether models fit that were taken without a vote; for that a model of one's own is needed."""
-        own = self.elections.take_own()
-        if own is None:
-            self._warm_up(self.round - 1)
-        else:
-            self._check_fit(own, None)
-
-    def _check_fit(self, own: Tensor, stage: int | None) -> None:
-        self.state = State.WAITING
-        self.elections.check_fit(self, own, stage)
-
     def _end_score(self, job: Score, losses: Losses) -> None:
         """Take in losses that an election, or the look at the fit, asked for."""
         if job is self.elections.checking:
             self.elections.judge_fit(self, losses)
-            self.cycle.wait_for(Step.BEGIN)
         elif self.elections.wave is not None:
             self.elections.wave.scored(job, losses)
 
-    def _pause(self) -> None:
-        """Take part in the election that runs, between two rounds; warm up if it is not too late."""
-        if self.elections.prepare(self):
-            self._warm_up(self.round - 1)
-        else:
-            self.state = State.ELECTING if self.elections.has_vote else State.PAUSED
+    def _end_warm_up_beside(self, job: WarmUp, warm: Warm) -> None:
+        self.elections.use_warm(self, job, warm)
+
+    def _end_observation(self, job: Observe, result: Any) -> None:
+        if self.surveys.wave is not None:
+            self.surveys.wave.observed(result)
+
+    def _end_curve(self, job: Curve, curve: OwnCurve) -> None:
+        self.last_step.measured(self, curve)
+        if self.round >= self.options.rounds:
+            self._continue_round()  # the last step can be picked
 
     def _leave_wave(self) -> None:
         """Take no part in an election or a survey any more, and stop the work for it."""
@@ -775,7 +775,8 @@ class Peer(Machine):
             self._drain_wave()
             self.elections.leave()
             self.surveys.leave()
-        self.background = None
+        if not isinstance(self.background, Curve):
+            self.background = None
         if isinstance(self.job, WarmUp):
             self._stop_warming()
 
@@ -791,46 +792,55 @@ class Peer(Machine):
         """Carry out what a wave wants, and what came of it where no training is under way."""
         if self.surveys.wave is not None:
             self._drain_wave()
-            self._observe()
-            self._end_survey()
+            if self.surveys.result() is not None:
+                self.surveys.end(self)
+                self._stop_beside(Observe)
         elif self.elections.wave is not None:
             self._drain_wave()
             self._advance_election(self.elections.wave)
+        if self.state is State.DONE and self.job is None:
+            self._take_decided()
+        if self.background is None and self.bank is not None:
+            self._work_beside()
 
     def _advance_election(self, election: Election) -> None:
-        """Warm up while there is time; take the outcome where no training is under way."""
+        """Warm up while there is time, and take the outcome."""
+        if self.bank is not None:
+            if election.opened:
+                self._stop_beside(WarmUp)
+            if election.outcome is not None:
+                self.elections.end_beside(self)
+            return
         if election.opened and isinstance(self.job, WarmUp):
             self._stop_warming()
             self.state = State.PAUSED
         elif self.state is State.PAUSED and election.warms and not election.opened and self.job is None:
             # It has begun again, perhaps without a peer that can vote: there is time to warm up.
-            if self.bank is not None:
-                self._pause()
-            elif self.elections.warm is not None:
+            if self.elections.warm is not None:
                 self._vote_with(election, self.elections.warm)
             else:
-                self._warm_up(None)
+                self._warm_up()
             self._drain_wave()
-        if election.outcome is not None and not isinstance(self.job, (*KEPT, Rest)):
+        if election.outcome is not None:
             self._conclude(election.outcome)
 
     def _conclude(self, outcome: Outcome) -> None:
+        """Begin with the models that were elected."""
         self.elections.end()
-        if self.bank is None and outcome.entry is None:
+        if outcome.entry is None:
             self._settle()
             return
-        if self.bank is None:
-            assert outcome.entry is not None
-            self._take_bank(torch.stack([model for _, model in outcome.opened]), (outcome.entry,), self.round)
-            self.joiner.settle_in()
-        else:
-            self._take_opened(outcome)
+        self._take_bank(torch.stack([model for _, model in outcome.opened]), (outcome.entry,), self.round)
+        self.joiner.settle_in()
+        self._announce_elected(outcome)
+        self.cycle.wait_for(Step.BEGIN)
+
+    def _announce_elected(self, outcome: Outcome) -> None:
         self.elections.set_result(self, outcome)
         self.out.note("elect", number=len(self.open_clusters))
         self.out.save()
         if outcome.entry is not None:
             self.out.broadcast(self.hello())
-        self.cycle.wait_for(Step.BEGIN if self.cycle.ending is None else Step.CLOSE)
 
     def _take_opened(self, outcome: Outcome) -> None:
         for slot, model in outcome.opened:
@@ -840,28 +850,38 @@ class Peer(Machine):
         opened = tuple(slot for slot, _ in outcome.opened)
         self.elections.detector.close(self.round - 1, len(self.copies.bank), opened)
         self.elections.reset_alarm()
-        self.state = State.WAITING
+        self._announce_elected(outcome)
 
-    def _observe(self) -> None:
-        """Begin what a survey wants observed."""
-        if self.background is None and (job := self.surveys.job(self)) is not None:
+    def _work_beside(self) -> None:
+        """Begin what is to be computed beside the rounds, one thing at a time."""
+        if self.background is None:
+            jobs = (self.elections.warm_up_beside, self.surveys.job, self._measurement)
+            self._begin_beside(next((job for make in jobs if (job := make(self)) is not None), None))
+
+    def _begin_beside(self, job: Job | None) -> None:
+        if job is not None:
             self.background = job
             self.out.ask(job)
 
-    def _end_survey(self) -> None:
-        if self.surveys.result() is not None:
-            self.surveys.end(self)
+    def _measurement(self, at: PeerView) -> Curve | None:
+        if self.cycle.ending is not None:
+            return None
+        job = self.last_step.measurement(self, self.lineage)
+        return None if job is None else replace(job, models=job.models.clone())
+
+    def _stop_beside(self, kind: type) -> None:
+        if isinstance(self.background, kind):
             self.background = None
-            if self.state is State.DONE:
-                self._take_decided()
 
     def _take_decided(self) -> None:
-        """Merge and close the clusters that a survey decided about, where it takes effect now."""
-        if (entry := self.surveys.take_decided(self)) is not None:
+        """Merge, close and open the clusters that were decided about, where it takes effect now."""
+        if (entry := self.surveys.take_decided(self, ended=self.state is State.DONE)) is not None:
             self._take_entry(entry)
             self.surveys.wait_after_result(self)
             self.out.broadcast(self.hello())
             self.out.save()
+        if (outcome := self.elections.take_decided(self)) is not None:
+            self._take_opened(outcome)
 
 
 _HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
@@ -888,10 +908,14 @@ _ENDS: dict[type, Callable[[Peer, Any, Any], None]] = {
     Draw: Peer._end_draw,
     Train: Peer._end_training,
     Rest: Peer._end_rest,
-    Curve: Peer._end_personal,
     Personalise: Peer._end_personal,
     WarmUp: Peer._end_warm_up,
     Score: Peer._end_own_score,
+}
+_ENDS_BESIDE: dict[type, Callable[[Peer, Any, Any], None]] = {
+    WarmUp: Peer._end_warm_up_beside,
+    Observe: Peer._end_observation,
+    Curve: Peer._end_curve,
 }
 _JOINS: dict[type, Callable[[Peer, Any], None]] = {
     Pursue: Peer._await_models,

@@ -25,6 +25,12 @@ from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, n
 
 FRESH = 20
 """Rounds after which an alarm that was not raised anew is forgotten."""
+NOBODY = -2
+"""No neighbour: the peer called the election itself."""
+HASTE = 8
+"""How many times as many rounds as this peer a caller may do."""
+MOST_PAUSE = 2**20
+"""The longest pause of rounds after a call in vain."""
 UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
 """What a detector remembers of a cluster, before anything is known of it."""
 
@@ -150,3 +156,28 @@ class DriftDetector:
         more = clusters - len(self.idle)
         for name, value in UNSEEN_CLUSTER.items():
             getattr(self, name).extend([value] * more)
+
+
+@dataclass
+class Callers:
+    """What a peer remembers of neighbours that brought calls of elections."""
+
+    caller: int = NOBODY  # who brought the call of the election that runs
+    futile: dict[int, tuple[int, int]] = field(default_factory=dict)  # by neighbour: pause after a call in vain; when
+
+    def heeds(self, neighbour: int, round: int) -> bool:
+        """Return whether to take part in an election that a neighbour calls, or hands on.
+
+        After a call in vain, only after a part of the pause that an honest caller makes: it may do more rounds.
+        """
+        pause, last = self.futile.get(neighbour, (0, 0))
+        return round - last >= pause // HASTE
+
+    def end_call(self, opened: bool, round: int) -> None:
+        """Remember whether the election that a neighbour brought was in vain; who did not wait then waits twice as
+        long the next time."""
+        pause, last = self.futile.pop(self.caller, (PAUSE, 0))
+        if not opened and self.caller != NOBODY:
+            waited = round - last >= pause
+            self.futile[self.caller] = (next_pause(PAUSE, False) if waited else min(2 * pause, MOST_PAUSE), round)
+        self.caller = NOBODY

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dfca.core.client import participates
 from dfca.core.rules.personal import GRID, SWEEPS
-from dfca.core.state import ClientState, usable
+from dfca.core.state import ClientState
 from dfca.peer.inbox import Neighbour
 from dfca.peer.last_step import LastStep
 from dfca.peer.machine import Machine, names
@@ -33,8 +33,6 @@ from dfca.peer.state import State
 
 class Server(Machine):
     """The server."""
-
-    job = None  # its work is done at once
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         super().__init__(options, allocate, incarnation)
@@ -118,7 +116,7 @@ class Server(Machine):
             self.out.note("drop", sender, round=message.round)
             return True
         model = message.message
-        if model is not None and (model.sender != sender or not usable(model, self.bank)):
+        if model is not None and (model.sender != sender or not self.rules.is_usable(model, self.bank)):
             self.out.refuse("does not fit", sender, model.cluster, message.round)
             model = None
         self.arrived.add(sender)
@@ -177,7 +175,6 @@ class ServerClient(Machine):
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         super().__init__(options, allocate, incarnation)
         self.state: Enum = State.EMPTY  # what it does
-        self.job: Train | Curve | Personalise | None = None  # the long job that runs
         self.pending: Served | None = None  # models that came while it trained
         self.reported = -1  # the round of its last report on this link
         self.newest = -1  # the newest round whose models came over this link: large messages overtake each other
@@ -209,11 +206,9 @@ class ServerClient(Machine):
         self.due = False
         if self.state is not State.WAITING or self.job is not None:
             return
-        if (job := self.last_step.next_job(self)) is not None:
-            self._begin(job)
-        elif self.round >= self.options.rounds:
-            self.state = State.DONE
-            self.out.note("done", round=self.round)
+        self._measure()
+        if self.round >= self.options.rounds:
+            self._end()
         elif participates(self.options.seed, self.id, self.round, self.options.method.participation):
             self._begin(Train(self.round, self.last_step.unmeasured))
             self.out.note("start", round=self.round)
@@ -221,20 +216,39 @@ class ServerClient(Machine):
             self.out.note("sit", round=self.round)
             self.copies = self.rules.skip_round(self.copies)
 
-    def _begin(self, job: Train | Curve | Personalise) -> None:
+    def _measure(self) -> None:
+        if self.background is None and (job := self.last_step.measurement(self, ())) is not None:
+            self.background = job
+            self.out.ask(job)
+
+    def _end(self) -> None:
+        if self.background is not None:
+            self.state = State.WAITING  # the last step is picked by the curve
+        elif (job := self.last_step.take(self)) is not None:
+            self._begin(job)
+        else:
+            self.state = State.DONE
+            self.out.note("done", round=self.round)
+
+    def _begin(self, job: Train | Personalise) -> None:
         self.state, self.job = State.TRAINING, job
         self.out.ask(job)
 
     def finished(self, job: Job, result: Any, now: float) -> None:
         """Report what was trained; send the curve that was measured."""
         self._tick(now)
+        if job is self.background:
+            self.background = None
+            self.last_step.measured(self, result)
+            self.due = self.due or self.round >= self.options.rounds
+            return
         if job is not self.job:
             return
         self.job, self.state = None, State.WAITING
         if isinstance(job, Train):
             self._report(result)
-        elif isinstance(job, Curve | Personalise):
-            self.last_step.end_job(self, job, result, ())
+        elif isinstance(job, Personalise):
+            self.out.note("tuned")
             self.due = True
         if self.pending is not None:
             pending, self.pending = self.pending, None
@@ -292,3 +306,5 @@ class ServerClient(Machine):
         super().restore(fields | {"clusters": 0})
         self.last_step.restore(fields)
         self.copies = fields["copies"]
+        if isinstance(self.job, Curve):  # of version 0.2
+            self.job, self.state, self.due = None, State.WAITING, True

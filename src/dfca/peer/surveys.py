@@ -108,13 +108,13 @@ class Surveys(Part):
 
     def is_due(self, at: PeerView) -> bool:
         """Return whether to begin a survey after this round."""
-        return self.decided is None and self.is_to_come(at) and at.round >= self.due and _is_possible(at)
+        return self.is_to_come(at) and at.round >= self.due and _is_possible(at)
 
     # Taking part.
 
     def may_join(self, at: PeerView, probe: Probe) -> bool:
         """Return whether to join a survey: of the same clusters, and not a second one within a round."""
-        if at.options.method.merging is None or at.bank is None or self.decided is not None or not _is_possible(at):
+        if at.options.method.merging is None or at.bank is None or not _is_possible(at):
             return False
         return probe.base == at.lineage and at.round != self.held
 
@@ -175,9 +175,12 @@ class Surveys(Part):
             self.decided = Decided(wave.outcome.entry, wave.base, wave.round + LAG)
         self.leave()
 
-    def take_decided(self, at: PeerView) -> Entry | None:
-        """Return what takes effect now, and forget it; what was decided about other models is of no use."""
-        if self.decided is None or at.round < self.decided.after:
+    def take_decided(self, at: PeerView, ended: bool) -> Entry | None:
+        """Return what takes effect now, and forget it; ended: no round follows.
+
+        What was decided about other models is of no use.
+        """
+        if self.decided is None or (at.round < self.decided.after and not ended):
             return None
         (entry, base, _), self.decided = self.decided, None
         return entry if base == at.lineage else None

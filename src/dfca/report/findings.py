@@ -1,4 +1,4 @@
-"""What a page says in short: which algorithm was best, what the numbers that vary do, who lost a cluster."""
+"""What a page says in short: which algorithm was best, what the numbers that vary do, who missed a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dfca.base.paired import BEYOND_CHANCE
-from dfca.experiment.sweep import write
+from dfca.experiment.sweep import label_of, write
 from dfca.report.rows import AlgorithmRow, metric_of_rows
 from dfca.report.statistics import verdicts
 from dfca.runs.store.metric import ShownMetric
@@ -23,10 +23,11 @@ class Effect(NamedTuple):
     best_mean: float
     worst: str
     worst_mean: float
+    algorithms: int  # over which the means are
 
 
 def findings_of(rows: Sequence[AlgorithmRow]) -> dict[str, object]:
-    """Choose the rows that the page names in short: the best, the bounds, and those that lost a cluster."""
+    """Choose the rows that the page names in short: the best, the bounds, and those that missed a cluster."""
     servers = [row for row in rows if row.via == "server" and not row.informed and row.score.mean is not None]
     known = [row for row in rows if row.score.mean is not None and not row.partial]
     alone = [row for row in known if row.via == "nobody"]
@@ -39,10 +40,10 @@ def findings_of(rows: Sequence[AlgorithmRow]) -> dict[str, object]:
         "informed": [row for row in known if row.informed],
         "alone": alone,
         "alone_wins": bool(gossip) and any(metric.beats(_score(row), metric.best(gossip)) for row in alone),
-        "lost": [row for row in rows if row.lost_runs and not row.informed],
+        "missed": [(row.algorithm, row.missed, row.missed_of) for row in rows if row.missed and not row.informed],
         "verdict": _without_mark(verdicts(rows)) if rows else None,
         "diverged": [row for row in rows if row.diverged_runs],
-        "none_lost": any(row.lost_runs == 0 and not row.informed for row in rows),
+        "none_missed": any(row.missed == 0 and not row.informed for row in rows),
     }
 
 
@@ -51,7 +52,7 @@ def sweep_findings(rows: Sequence[AlgorithmRow], keys: Sequence[str]) -> dict[st
 
     winner: the row with the best score among those that talk to neighbours and are finished; wins: at how many of
     the points each of these was best; effects: of each key on the mean over algorithms and the other keys, the largest
-    first; lost: in how many of its runs an algorithm lost a cluster.
+    first; missed: in how many of its runs an algorithm did not find all clusters.
     """
     known = [row for row in rows if row.score.mean is not None and not row.partial]
     rivals = [row for row in known if row.via == "neighbours" and not row.informed]
@@ -60,22 +61,38 @@ def sweep_findings(rows: Sequence[AlgorithmRow], keys: Sequence[str]) -> dict[st
     metric = metric_of_rows(rows)
     winners = [_best([row for row in rivals if row.label == at], metric) for at in points]
     best = Counter(row.algorithm for row in winners if row is not None)
-    lost: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     for row in known:
-        if row.lost_runs is not None and not row.informed:
-            lost[row.algorithm] += row.lost_runs
-            runs[row.algorithm] += row.runs
-    effects = [effect for key in keys if (effect := _effect(known, key, metric)) is not None]
+        if row.missed is not None and not row.informed:
+            missed[row.algorithm] += row.missed
+            runs[row.algorithm] += row.missed_of
+    idle = idle_keys(rows, keys)
+    effects = [effect for key in keys if key not in idle and (effect := _effect(known, key, metric)) is not None]
     return {
         "metric": metric,
+        "idle": idle,
         "winner": _best(rivals, metric),
         "wins": best.most_common() if several else [],
         "points_compared": len(points),
         "effects": sorted(effects, key=lambda effect: -abs(effect.best_mean - effect.worst_mean)),
         "verdict": _without_mark(verdicts(rows)) if rows else None,
-        "lost_runs": [(name, number, runs[name]) for name, number in lost.items() if number],
+        "missed": [(name, number, runs[name]) for name, number in missed.items() if number],
     }
+
+
+def idle_keys(rows: Sequence[AlgorithmRow], keys: Sequence[str]) -> list[str]:
+    """Return the keys that change nothing: at all values, every seed of an algorithm has the same score and traffic."""
+    idle = []
+    for key in keys:
+        alike: dict[tuple[str, str], list[object]] = {}
+        for row in rows:
+            if key in row.point and row.scores:
+                others = label_of({name: value for name, value in row.point.items() if name != key})
+                alike.setdefault((row.algorithm, others), []).append((row.scores, row.megabytes_per_client))
+        if alike and all(len(same) > 1 and all(one == same[0] for one in same) for same in alike.values()):
+            idle.append(key)
+    return idle
 
 
 def _without_mark(line: str | None) -> str | None:
@@ -101,7 +118,7 @@ def _effect(rows: Sequence[AlgorithmRow], key: str, metric: ShownMetric) -> Effe
         return None
     high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     best, worst = (high, low) if metric.higher_is_better else (low, high)
-    return Effect(key, best, means[best], worst, means[worst])
+    return Effect(key, best, means[best], worst, means[worst], len(everywhere))
 
 
 def _best(rows: Sequence[AlgorithmRow], metric: ShownMetric) -> AlgorithmRow | None:

@@ -9,7 +9,7 @@ so far and says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +18,27 @@ from markupsafe import Markup, escape
 
 from dfca import __version__, topology
 from dfca.base.files import atomic_write
+from dfca.base.paired import BEYOND_CHANCE
+from dfca.experiment.sweep import label_of
 from dfca.report import formats
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Style
-from dfca.report.drawing.curves import comparisons, curves_of
-from dfca.report.drawing.multiples import DASH_ARRAYS, Multiple, against_multiples, by_round_multiples, grouped
+from dfca.report.drawing.curves import CurveComparison, comparisons, curves_of
+from dfca.report.drawing.multiples import (
+    DASH_ARRAYS,
+    Multiple,
+    against_multiples,
+    by_round_figures,
+    by_round_multiples,
+    grouped,
+    in_one_axis,
+)
 from dfca.report.drawing.palette import cluster_colour, css_variables
 from dfca.report.drawing.plots import NamedFigure
+from dfca.report.drawing.svg import to_svg
 from dfca.report.findings import findings_of, sweep_findings
 from dfca.report.paper import figures
+from dfca.report.paper.citation import bibtex
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
 from dfca.report.rows import MeanStd, RunReport
 from dfca.report.setting import about_algorithm, changes_of, flat, setting_of, size_of
@@ -93,7 +105,7 @@ def _code_quotes(text: str) -> Markup:
 
 def _picture(drawing: NamedFigure, limited: bool = False) -> Picture:
     width = round(5.2 * drawing.figure.get_figwidth()) if limited else None
-    return Picture(Markup(plots.to_svg(drawing.figure)), drawing.caption, drawing.title, width)
+    return Picture(Markup(to_svg(drawing.figure)), drawing.caption, drawing.title, width)
 
 
 def _pictures(drawings: Iterable[NamedFigure]) -> list[Picture]:
@@ -125,16 +137,22 @@ def _values_of(report: RunReport) -> Values:
         "asked": asked,
         "under_way": _under_way(run),
         "tables": formats.all_tables(report) if run.trials else [],
-        "notes": formats.all_notes(report) if run.trials else [],
+        "notes": _notes(report, bool(own.get("verdict"))) if run.trials else [],
         "swept": run.swept,
         "virtual": virtual,
         "about": {name: about_algorithm(run, name) for name in run.algorithms},
         "setting": setting_of(run),
         "config_text": run.config_text,
+        "bibtex": bibtex(),
         "environment": list(flat(run.environment)),
         "version": __version__,
         "schemes": Markup(css_variables()),
     }
+
+
+def _notes(report: RunReport, told: bool) -> list[str]:
+    """Return the notes below the tables; without what is beyond chance where the page has told it above."""
+    return [note for note in formats.all_notes(report) if not (told and note.startswith(f"{BEYOND_CHANCE} beyond"))]
 
 
 def _under_way(run: Run) -> list[str]:
@@ -179,7 +197,7 @@ def _graph(clusters: ClusterMap) -> Values:
 
 
 def _costs(report: RunReport) -> Iterator[NamedFigure]:
-    """Draw how far the copies of a model are apart, and what a client sent."""
+    """Draw how far the copies of a model are apart, what a score cost, and what a client sent in the whole run."""
     run, style = report.run, figures.style_of(report.run)
     spread = curves_of(run, "disagreement")
     if apart := {name: curve for name, curve in spread.items() if any(curve.mean)}:
@@ -190,6 +208,8 @@ def _costs(report: RunReport) -> Iterator[NamedFigure]:
         caption += f" None with a server: {', '.join(none)}." if none else ""
         figure = plots.draw_curves(apart, style, "disagreement (squared distance)", scale="log")
         yield NamedFigure("disagreement", caption, figure)
+    if (spent := figures.traffic_drawing(run)) is not None:
+        yield spent
     traffic = {row.algorithm: value for row in report.rows if (value := row.megabytes_per_client) is not None}
     if any(traffic.values()):
         texts = {name: megabytes(value) for name, value in traffic.items()}
@@ -206,6 +226,7 @@ def _sweep(report: RunReport) -> Values:
     points = [] if theory else [_point(run, point) for point in figures.few_points(run)]
     graphs = None if theory else figures.graph_drawing(run)
     style = figures.style_of(run)
+    together = [] if theory else _pictures(by_round_figures(run, style))
     return {
         "template": "sweep.html",
         **sweep_findings(report.rows, run.varying),
@@ -213,7 +234,8 @@ def _sweep(report: RunReport) -> Values:
         "legend": [(name, line.colour, DASH_ARRAYS.get(line.dash, "")) for name, line in style.items()],
         "against": {} if theory else _against(run, style),
         "graphs": None if graphs is None else _picture(graphs),
-        "by_round": [] if theory else list(map(_multiple, by_round_multiples(run, style))),
+        "by_round_together": together,
+        "by_round": [] if theory or together else list(map(_multiple, by_round_multiples(run, style))),
         "points": [point for point in points if point["confusion"]],
         "sample_picture": _limited(figures.sample_drawing(run)),
     }
@@ -223,11 +245,23 @@ def _against(run: Run, style: Mapping[str, Style]) -> dict[str, Values]:
     """Draw every measure against every number that varies: one figure, or a small one per choice of the other keys."""
     made: dict[str, Values] = {}
     for key, group in grouped(comparisons(run)).items():
-        alone = all(len(same) == 1 for same in group.values())
-        single = [_picture(figures.against_drawing(same[0], style)) for same in group.values() if alone]
-        small = [] if alone else list(map(_multiple, against_multiples(key, group, style)))
+        drawn = [
+            figures.against_drawing(merged, own) for same in group.values() for merged, own in _merged(same, style)
+        ]
+        single = _pictures(drawn if len(drawn) == len(group) else [])
+        small = [] if single else list(map(_multiple, against_multiples(key, group, style)))
         made[key] = {"pictures": single, "multiples": small}
     return made
+
+
+def _merged(
+    same: Sequence[CurveComparison], style: Mapping[str, Style]
+) -> Iterator[tuple[CurveComparison, Mapping[str, Style]]]:
+    """Yield the comparison of all choices of the other keys in one axis; nothing where there are too many lines."""
+    if len(same) == 1:
+        yield same[0], style
+    elif merged := in_one_axis([(label_of(one.others), one.curves) for one in same], style):
+        yield same[0]._replace(others={}, curves=merged[0]), merged[1]
 
 
 def _multiple(multiple: Multiple) -> Values:
@@ -249,33 +283,36 @@ def _virtual(run: Run) -> Values:
     drawn = {section: _pictures(made) for section, made in drawings.items()}
     names = [drawing.name for made in drawings.values() for drawing in made]
     svgs = [str(picture.svg) for made in drawn.values() for picture in made]
-    first, last = (
-        {
-            name: MeanStd.of(trial.score for trial in rows_of(rows, axis, value, name)).mean
-            for name in variants(rows, axis)
-        }
-        for value in (axis.values[0], axis.values[-1])
-    )
-    ends = [{"name": name, "first": first[name], "last": last[name]} for name in first]
+    finals: dict[tuple[str, str], list[str]] = {}
+    for name in variants(rows, axis) if axis.key else ():
+        ends = [
+            MeanStd.of(trial.score for trial in rows_of(rows, axis, value, name)).mean
+            for value in (axis.values[0], axis.values[-1])
+        ]
+        if None not in ends:
+            finals.setdefault((metric.write(ends[0]), metric.write(ends[1])), []).append(name)
     return {
         "template": "virtual.html",
         "metric": metric,
         "axis": axis.key,
         "first": axis.values[0],
         "last": axis.values[-1],
-        "sooner": list(_sooner(results)),
-        "finals": [end for end in ends if axis.key and end["first"] is not None and end["last"] is not None],
+        "sooner": _sooner(results),
+        "finals": finals,
         "drawn": drawn,
         "files": dict(zip(names, svgs, strict=True)),
     }
 
 
-def _sooner(results: VirtualResults) -> Iterator[Values]:
-    """Compare each variant with `batch` at the last value of the axis."""
-    axis, rows = results.axis, finished(results.run)
+def _sooner(results: VirtualResults) -> dict[str, list[str]]:
+    """Compare each variant with `batch` at the last value of the axis: what was reached how soon, and by which."""
+    axis, rows, metric = results.axis, finished(results.run), results.run.metric
+    made: dict[str, list[str]] = {}
     for name in variants(rows, axis):
         group = rows_of(rows, axis, axis.values[-1], name)
         compared = ratio_to_batch(rows, group) if group else None
         if compared is not None:
             ratio, at_least = compared
-            yield {"name": name, "target": group[0].target, "ratio": ratio, "at_least": at_least}
+            goal = f"{(group[0].target or 0.0) * (100 if metric.percent else 1):g} {metric.sign} {metric.name}"
+            made.setdefault(f"{goal} {'more than ' if at_least else ''}{ratio:.1f}", []).append(name)
+    return made

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Self
 from dfca.algorithms import ALGORITHMS, about, base_of
 from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare, family_of, pairs_with
 from dfca.report.paper.published import Published, published
-from dfca.report.wording import DASH, span
+from dfca.report.wording import DASH, paper_name, span
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import PointRow, TrialRow
@@ -89,6 +89,7 @@ class AlgorithmRow:
     seconds: float | None
     megabytes_per_client: float | None  # sent and received
     start_megabytes_per_client: float | None
+    epsilon: float | None = None  # of [privacy]
     published: Published | None = None
     best: tuple[Measure, ...] = ()  # in which no other algorithm that talks to neighbours is better
     reference: str | None = None  # the algorithm that others are compared with
@@ -118,6 +119,16 @@ class AlgorithmRow:
     def found(self) -> str:
         """In how many runs every client was put into its cluster: "19 of 20"."""
         return DASH if self.found_runs is None else f"{self.found_runs} of {self.found_of}"
+
+    @property
+    def missed(self) -> int | None:
+        """In how many runs not all clusters were found or, where the true ones are unknown, one was lost."""
+        return self.lost_runs if self.found_runs is None or self.found_of is None else self.found_of - self.found_runs
+
+    @property
+    def missed_of(self) -> int:
+        """Out of how many runs."""
+        return self.lost_of if self.found_of is None else self.found_of
 
     @property
     def difference_points(self) -> float | None:
@@ -181,6 +192,14 @@ class RunReport:
     def metric(self) -> ShownMetric:
         """What the rows are scored by."""
         return metric_of_rows(self.rows)
+
+    def with_paper_names(self) -> Self:
+        """Return the report with algorithms named as papers name them."""
+        rows = [
+            replace(row, algorithm=paper_name(row.algorithm), reference=row.reference and paper_name(row.reference))
+            for row in self.rows
+        ]
+        return replace(self, rows=tuple(rows))
 
 
 def metric_of_rows(rows: Sequence[AlgorithmRow]) -> ShownMetric:
@@ -283,6 +302,7 @@ def _row(algorithm: str, trials: Sequence[TrialRow], point: PointRow, theirs: Pu
         seconds=MeanStd.of(trial.seconds for trial in counted).mean,
         megabytes_per_client=megabytes(map(traffic_bytes, counted)),
         start_megabytes_per_client=megabytes(trial.start_bytes for trial in counted),
+        epsilon=max((trial.epsilon for trial in counted if trial.epsilon is not None), default=None),
         published=theirs,
     )
 

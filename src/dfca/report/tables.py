@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from dfca.experiment.sweep import write
+from dfca.report.findings import idle_keys
 from dfca.report.paper import published
 from dfca.report.rows import AlgorithmRow, Measure, RunReport, by_point, metric_of_rows
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
@@ -24,6 +25,7 @@ DISPENSABLE = (
     *("talks to", "MB per client", "time per run", "runs", "difference"),
     *("all models", "k right", "all clusters found", "lost a cluster"),
 )
+FACTS_IN_WORDS = ("talks to",)  # columns of words that a reader can do without
 Write = Callable[[AlgorithmRow], str]
 
 
@@ -42,6 +44,7 @@ class TextTable(NamedTuple):
     words: list[bool]  # which columns are words, set to the left
     rows: list[list[TableCell]]
     partial: Sequence[bool] = ()  # which rows have no finished run; none by default
+    left_out: tuple[str, ...] = ()  # columns for which there was no room
 
     @property
     def width(self) -> int:
@@ -58,9 +61,26 @@ class TextTable(NamedTuple):
         continues = [bool(texts) and not any(texts) for texts in keys]
         return list(zip(self.rows, partial, continues, strict=True))
 
+    @property
+    def bold(self) -> bool:
+        """Whether anything is set in bold."""
+        return any(cell.bold for row in self.rows for cell in row)
+
     def without(self, column: str) -> TextTable:
         """Return the table without a column (its title may end in a sign), itself where it has no such column."""
-        kept = [i for i, title in enumerate(self.columns) if not f"{one_line(title)} ".startswith(f"{column} ")]
+        return self._of([i for i, title in enumerate(self.columns) if not names_column(column, title)])
+
+    def only(self, names: Sequence[str]) -> TextTable:
+        """Return the table with the columns of words and those of the names, in the order of the names."""
+        words = [i for i, is_words in enumerate(self.words) if is_words]
+        asked = [i for name in names for i, title in enumerate(self.columns) if names_column(name, title)]
+        return self._of(list(dict.fromkeys([*(i for i in words if self._names_row(i)), *asked])))
+
+    def _names_row(self, column: int) -> bool:
+        """Return whether a column says what its row is about, rather than a fact of it."""
+        return one_line(self.columns[column]) not in FACTS_IN_WORDS
+
+    def _of(self, kept: Sequence[int]) -> TextTable:
         return self._replace(
             columns=[self.columns[i] for i in kept],
             words=[self.words[i] for i in kept],
@@ -69,11 +89,23 @@ class TextTable(NamedTuple):
 
     def fitted(self, width: int | None, dispensable: Sequence[str]) -> TextTable:
         """Return the table no wider than `width` characters, as far as leaving out dispensable columns allows."""
-        table = self
+        table, left_out = self, []
         for column in dispensable:
-            if width is not None and table.width > width:
+            if width is not None and table.width > width and len(table.without(column).columns) < len(table.columns):
                 table = table.without(column)
-        return table
+                left_out.append(column)
+        return table._replace(left_out=tuple(left_out))
+
+
+def names_column(name: str, title: str) -> bool:
+    """Return whether a name is that of a column, whose title may end in a sign.
+
+    >>> names_column("all-models", "all models %"), names_column("al", "all models %")
+    (True, False)
+    """
+    return f"{one_line(title)} ".lower().startswith(f"{name.strip().lower().replace('-', ' ').replace('_', ' ')} ") or (
+        name.strip() == one_line(title)
+    )
 
 
 class Column(NamedTuple):
@@ -101,14 +133,15 @@ def result_tables(report: RunReport, width: int | None = None) -> list[TextTable
     ]
 
 
-def notes(report: RunReport) -> list[str]:
-    """Return what the reader of the tables must know, line by line."""
+def notes(report: RunReport, tables: Sequence[TextTable] | None = None) -> list[str]:
+    """Return what the reader of the tables must know, line by line; None: of all tables of results."""
     rows, run = report.rows, report.run
+    tables = result_tables(report) if tables is None else tables
     first = []
     if any(row.runs > 1 for row in rows):
         runs = f" ({span([row.runs for row in rows if not row.partial])} runs)" if run.swept else ""
         first.append(f"mean ± standard deviation over seeds{runs}")
-    if any(row.best for row in rows):
+    if any(table.bold for table in tables):
         less = "" if report.metric.higher_is_better else f" (less {report.metric.name} is better)"
         first.append(f"bold: the best of those that talk to neighbours{less}")
     lines = ["; ".join(first)] if first else []
@@ -117,6 +150,8 @@ def notes(report: RunReport) -> list[str]:
         lines.append(f"published: {published.where(run.experiment)} of the paper, five seeds, its own size{scale}")
         lines += [f"a slip of the paper: {slip}" for slip in published.slips(run.experiment)]
     lines += statistics_notes(rows)
+    for key in idle_keys(rows, run.varying):
+        lines.append(f"{key} changes nothing: scores and traffic are the same at all its values")
     for name in dict.fromkeys(row.algorithm for row in rows if row.informed):
         lines.append(f"{name} knows the true clusters: the ceiling, not a method")
     if any(row.partial for row in rows):
@@ -167,9 +202,10 @@ def _crossing(row: AlgorithmRow | None, text_of: Write, measure: Measure | None)
 
 def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> TextTable:
     """Make a table of one line per row; what a line shares with the one above is not repeated."""
+    known = any(row.found_of is not None for row in rows)
     columns = [
         column
-        for column in _columns(keys, swept, metric_of_rows(rows), difference_title(rows))
+        for column in _columns(keys, swept, known, metric_of_rows(rows), difference_title(rows))
         if column.shown is None or any(map(column.shown, rows))
     ]
     body: list[list[TableCell]] = []
@@ -184,13 +220,14 @@ def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> T
     return TextTable("", [column.title for column in columns], [column.words for column in columns], body, partial)
 
 
-def _columns(keys: Sequence[str], swept: bool, metric: ShownMetric, difference: str) -> list[Column]:
+def _columns(keys: Sequence[str], swept: bool, known: bool, metric: ShownMetric, difference: str) -> list[Column]:
     def at(key: str) -> Write:
         return lambda row: write(row.point[key]) if key in row.point else ""
 
     partners = [] if swept else [Column("talks to", attrgetter("via"), words=True)]
     found = Column("all clusters\nfound", attrgetter("found"), shown=lambda row: row.found_of is not None)
-    lost = Column("lost a\ncluster", attrgetter("lost"))
+    # of a run whose true clusters are not known, at least which models ended without clients
+    lost = Column("lost a\ncluster", attrgetter("lost"), shown=lambda row: row.lost_runs is not None)
     sign = metric.sign
     return [
         *(Column(folded(key), at(key), words=True) for key in keys),
@@ -217,12 +254,13 @@ def _columns(keys: Sequence[str], swept: bool, metric: ShownMetric, difference: 
             "cluster_accuracy",
             shown=lambda row: row.cluster_accuracy.mean is not None,
         ),
-        found if swept else lost,
+        found if known else lost,
         Column("k found", attrgetter("k"), shown=lambda row: row.k != DASH),
         Column("k right", attrgetter("k_right"), shown=lambda row: row.k_right != DASH),
         Column("runs", _runs),
         Column("time\nper run", lambda row: duration(row.seconds)),
         Column("MB per\nclient", _megabytes, shown=lambda row: row.megabytes_per_client is not None),
+        Column("epsilon", _epsilon, shown=lambda row: row.epsilon is not None),
     ]
 
 
@@ -259,6 +297,10 @@ def _megabytes(row: AlgorithmRow) -> str:
     return megabytes(row.megabytes_per_client)
 
 
+def _epsilon(row: AlgorithmRow) -> str:
+    return DASH if row.epsilon is None else f"{row.epsilon:,.3g}" if row.epsilon < 1000 else f"{row.epsilon:,.0f}"
+
+
 def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, Write, Measure | None], ...]:
     return (
         (metric.title, _score, "score"),
@@ -271,4 +313,5 @@ def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, W
         ("k found", attrgetter("k"), None),
         ("runs with the right k", attrgetter("k_right"), None),
         ("MB per client", _megabytes, None),
+        ("epsilon", _epsilon, None),
     )

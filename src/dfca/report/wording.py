@@ -6,9 +6,38 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dfca.algorithms import base_of
 from dfca.sim.metrics_table import JsonObject
 
 DASH = "–"
+PAPER_NAMES = {
+    "dfca-gi": "DFCA-GI",
+    "dfca-li": "DFCA-LI",
+    "dfca-fi": "DFCA-FI",
+    "dfca-auto": "DFCA-auto",
+    "ifca": "IFCA",
+    "fedavg": "FedAvg",
+    "dfedavgm": "DFedAvgM",
+    "fedspd": "FedSPD",
+    "facade": "Facade",
+    "fedem": "D-FedEM",
+    "deprl": "DePRL",
+    "pens": "PENS",
+    "dac": "DAC",
+    "local": "Local",
+    "oracle": "Oracle",
+}
+"""How papers write the names of algorithms; one that is not here keeps its own."""
+
+
+def paper_name(label: str) -> str:
+    """Write the name of an algorithm, which may have options behind it, as papers do.
+
+    >>> paper_name("dfca-gi"), paper_name("fedavg, momentum 0.9"), paper_name("my.module:mine")
+    ('DFCA-GI', 'FedAvg, momentum 0.9', 'my.module:mine')
+    """
+    name = base_of(label)
+    return PAPER_NAMES.get(name, name) + label[len(name) :]
 
 
 def percent(mean: float | None, std: float | None = None) -> str:

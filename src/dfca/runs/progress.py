@@ -56,8 +56,15 @@ class Bars(NullSink):
         done = rounds * finished // max(1, len(trials))
         self._progress.update(self._all, total=rounds, completed=done, count=f"{finished}/{len(trials)} trials")
 
+    def prepare_trial(self, trial: Trial) -> None:
+        """Show that a trial is made ready, by a bar that says how long it takes."""
+        task = self._progress.add_task(str(trial), total=None, count="start", detail="models, elections")
+        self._tasks[trial.key] = (task, 0.0)
+
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         """Show the bar of a trial."""
+        if trial.key in self._tasks:
+            self._progress.remove_task(self._tasks[trial.key][0])
         done, count = _place(trial, round, time_s)
         task = self._progress.add_task(str(trial), total=trial.point.config.rounds, count=count, detail="")
         self._progress.update(task, completed=done)

@@ -80,7 +80,9 @@ def _lead(
     """Run an experiment as the one process, or the first rank, that owns the run folder."""
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:
         sink = Broadcast(FolderSink(folder), listener)
-        stop.on_request = partial(listener.note, "stopping after this round; Ctrl-C again stops at once")
+        stop.on_request = partial(
+            listener.note, "stopping: after this round, or in two seconds; Ctrl-C again stops at once"
+        )
         trials = _trials(experiment)
         for other in reuse:
             sink.note(f"{adopt(folder, other, trials)} of {len(trials)} trials are taken from {other}")

@@ -29,6 +29,7 @@ class RunSink:
         note                                 at any time, also before start_run
         start_run                            once
             start_group                      before the trials of a group
+                prepare_trial                models are made, elections held
                 start_trial                  may be missing before fail_trial
                     finish_round             for every round, or step of virtual time
                 finish_trial | fail_trial    neither, where the run is stopped
@@ -50,6 +51,9 @@ class RunSink:
 
         Called again where several groups have the same point and seed.
         """
+
+    def prepare_trial(self, trial: Trial) -> None:
+        """Receive that a trial is made ready: its models are made, its centres elected, its checkpoint read."""
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         """Receive that a trial starts, after `round` rounds (and virtual seconds) that an earlier run did.
@@ -142,6 +146,10 @@ class Broadcast(RunSink):
         for sink in self._sinks:
             sink.start_group(group, graph)
 
+    def prepare_trial(self, trial: Trial) -> None:
+        for sink in self._sinks:
+            sink.prepare_trial(trial)
+
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         for sink in self._sinks:
             sink.start_trial(trial, round, time_s)
@@ -179,6 +187,9 @@ class PipeSink(NullSink):
     def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
         self._send("start_group", graph)
 
+    def prepare_trial(self, trial: Trial) -> None:
+        self._send("prepare_trial", trial.algorithm)
+
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         self._send("start_trial", trial.algorithm, round, time_s)
 
@@ -203,6 +214,8 @@ def deliver(message: Sequence[Any], group: TrialGroup, sink: RunSink) -> None:
             sink.note(content[0], group if content[1] else None)
         case "start_group":
             sink.start_group(group, content[0])
+        case "prepare_trial":
+            sink.prepare_trial(group.trial(content[0]))
         case "start_trial":
             sink.start_trial(group.trial(content[0]), *content[1:])
         case "finish_round":

@@ -10,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from dfca import algorithms, models, topology
-from dfca.base.errors import ConfigError, DfcaError, RunError
+from dfca.base.errors import ConfigError, DfcaError, RunError, explain_batch_norm
 from dfca.base.files import Stream
 from dfca.core.client import effective
 from dfca.core.learning.params import FlatModel
@@ -25,15 +25,16 @@ from dfca.data.clients import Split
 from dfca.data.partitions import make_split
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.experiment.variants import options_of
+from dfca.model_options import ModelOptions
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import RunFolder
-from dfca.runs.store.models import CONSTANT, describe, named
+from dfca.runs.store.models import ARCHITECTURE, CONSTANT, describe, named
 from dfca.runs.store.rows import GraphTable, TrialRow
 from dfca.runs.virtual import VirtualTrial
 from dfca.sim.metrics_table import EvaluationRow, JsonObject
-from dfca.sim.notes import diverged_clients
+from dfca.sim.notes import diverged_clients, notes_of_scores
 from dfca.sim.rounds.ranks import my_device
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -58,6 +59,8 @@ IN_SUMMARY = (
     "scalars_sent",
     "server_bytes_sent",
     "model_bytes",
+    "payload_bytes",
+    "epsilon",
 )
 
 
@@ -161,8 +164,10 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
     """Run one trial from its last good checkpoint, or from the start, to its last round."""
     group, sink, folder = TrialGroup(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
     clock = Stopwatch()
+    sink.prepare_trial(trial)
     with clock.running():
-        driven = _make(trial, setting, folder, shards)
+        with explain_batch_norm():
+            driven = _make(trial, setting, folder, shards)
         checkpoint, warnings = folder.checkpoints.latest(trial, driven.STATE) if folder else (None, [])
         for warning in warnings:
             sink.note(warning)
@@ -175,10 +180,13 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
     if folder:
         folder.metrics.rewind(trial, driven.simulation.round, driven.time_s)
     sink.start_trial(trial, driven.simulation.round, driven.time_s)
-    # A signal waits for the end of the round: half a round cannot be stored, and a finished trial is kept.
+    # A signal waits for the end of the round, for a moment: half a round cannot be stored, a finished trial is kept.
     with context.stop.deferred():
         metrics = _step_to_the_end(trial, driven, context, shards, clock)
-        _pass_on(driven.simulation.notes, sink, group)
+        goal = trial.point.config.clock
+        target = None if goal is None else goal.target
+        scored = notes_of_scores(setting.learns.metric, metrics.score, target)
+        _pass_on([*driven.simulation.notes, *scored], sink, group)
         if context.save_models:
             bank = named(driven.stream(), driven.flat, setting.algorithm.exchange == "server")
             tensors: dict[str, Tensor | Stream] = {"bank": bank}
@@ -208,8 +216,12 @@ def _step_to_the_end(
     folder, last = context.folder, EvaluationRow.of({"round": driven.simulation.round})
     cadence = Cadence(trial.point.config.checkpoint.every_s)
     while not driven.simulation.done:
-        with clock.running():
-            metrics = driven.step()
+        before = driven.place
+        try:
+            with clock.running(), explain_batch_norm(), context.stop.abandonable(shards.ranks == 1):
+                metrics = driven.step()
+        except Interrupted:
+            raise Interrupted(f"after {before} of {trial}, which continues from its last checkpoint") from None
         if metrics is not None:
             last = metrics
             if folder:
@@ -265,6 +277,8 @@ class Workload:
         if group.point.at is None:  # a sweep has hundreds
             sink.note(f"graph: {topology.summary(facts)}", group)
         _pass_on(split.notes, sink, group)
+        if config.model.factory is not None and (idle := sorted(_changed(config.model) & ARCHITECTURE - {"factory"})):
+            sink.note(f"model.{idle[0]} does nothing beside model.factory, which makes the model", group)
         augment = config.data.augment
         crop = None if augment is None else augment.crop
         make_model = models.make_factory(config.model, split.train.shape, split.classes, crop)
@@ -278,7 +292,7 @@ class Workload:
             split=self.split,
             graph=self.graph,
             make_model=self.make_model,
-            algorithm=algorithms.get(algorithms.base_of(label), **options),
+            algorithm=replace(algorithms.get(algorithms.base_of(label), **options), name=label),
             clusters=None if config.clusters == "auto" else config.clusters,
             rounds=config.rounds,
             seed=trial.seed,
@@ -298,9 +312,18 @@ class Workload:
             bank=config.bank,
             robust=config.mixing.robust,
             private=config.mixing.private,
+            codec=config.mixing.codec,
+            keep=config.mixing.keep,
             liars=config.liars,
+            privacy=config.privacy,
             bank_folder=None if folder is None else folder.path,
         )
+
+
+def _changed(options: ModelOptions) -> set[str]:
+    """Return the keys that have another value than their default."""
+    usual = ModelOptions()
+    return {name for name in ModelOptions.model_fields if getattr(options, name) != getattr(usual, name)}
 
 
 def _pass_on(notes: Sequence[str], sink: RunSink, group: TrialGroup) -> None:

@@ -191,7 +191,7 @@ class _Parent:
             except (EOFError, OSError):
                 os._exit(0)
             if message[0] == "stop":
-                self._stop.requested = True
+                self._stop.request()
             else:
                 self.messages.put(message)
 
@@ -205,6 +205,7 @@ class _Parent:
 def work(connection: Connection) -> None:
     """Be a worker: take groups from the parent until it sends "end" or is gone."""
     stop = StopSignal()
+    stop.await_alarm()
     parent = _Parent(connection, stop)
     _, path, threads, save_models, sys.path[:] = parent.messages.get()
     torch.set_num_threads(threads)

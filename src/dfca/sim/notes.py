@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
 
 from dfca.base.memory import format_bytes
+from dfca.core.learning.task import Metric
+from dfca.sim.accountant import epsilon
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.start import Start
 
@@ -40,6 +43,14 @@ def diverged_clients(notes: Iterable[str]) -> int:
     return sum(note.clients for note in notes if isinstance(note, WarningNote) and note.kind in DIVERGENCE)
 
 
+def notes_of_scores(metric: Metric, score: float | None, target: float | None) -> Iterator[str]:
+    """List what is wrong with a score, or with the target that it should reach."""
+    if score is not None and math.isnan(score):
+        yield WarningNote("nan", f"the {metric.name} is not a number: NaN in the last evaluation; look at the metric")
+    if target is not None and target > 1 and metric.percent:
+        yield WarningNote("target", f"{metric.name} is at most 1, so clock.target = {target:g} is never reached")
+
+
 def notes_of(
     start: Start, evaluator: Evaluator, models: int, diverged: Collection[int], left: int | None = None
 ) -> tuple[str, ...]:
@@ -62,6 +73,7 @@ def notes_of(
         *_of_options(start),
         *_of_divergence(start, evaluator, diverged),
         *_of_storage(start),
+        *_of_privacy(start),
     )
 
 
@@ -84,10 +96,10 @@ def _of_graph(start: Start) -> Iterator[str]:
     setting = start.setting
     if setting.algorithm.exchange != "gossip":
         return
-    if (peers := setting.algorithm.peers) is not None and peers.among == "any":
+    if (peers := setting.algorithm.peers) is not None and peers.among == "any" and not peers.uses_graph:
         yield f"{setting.algorithm.name} chooses its peers among all clients; the graph does not limit it"
         return
-    if peers is not None:
+    if peers is not None and peers.among == "neighbours":
         yield f"{setting.algorithm.name} chooses its peers among its neighbours in the graph; in its paper, among all"
     if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
         yield WarningNote(
@@ -128,3 +140,15 @@ def _of_storage(start: Start) -> Iterator[str]:
     if storage is not None and storage.on_disk:
         room = "" if storage.available is None else f"; {format_bytes(storage.available)} of memory were available"
         yield f"the models of all clients ({format_bytes(storage.bytes)}) lie on the disk{room}"
+
+
+def _of_privacy(start: Start) -> Iterator[str]:
+    setting, privacy = start.setting, start.setting.privacy
+    if privacy is None:
+        return
+    spent = epsilon(privacy.noise, setting.rounds, privacy.delta)
+    chosen = ", but not which cluster it trains, which its losses choose" if setting.algorithm.models != "one" else ""
+    yield (
+        f"privacy: {setting.rounds} rounds cost a client epsilon = {spent:.3g} at delta = {privacy.delta:g}; it covers "
+        f"the models that a client sends{chosen}"
+    )

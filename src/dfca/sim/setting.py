@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import torch
 from torch import nn
 
+from dfca import codecs
 from dfca.base.errors import ConfigError, DataError
 from dfca.base.imports import import_function
 from dfca.base.table import option
 from dfca.core.algorithm import Algorithm
-from dfca.core.exchange import averages_whole_models, quiet_from, robust_rule
+from dfca.core.exchange import Receivers, averages_whole_models, quiet_from, robust_rule, share_rule, weight_rule
 from dfca.core.learning.inputs import shape_of
 from dfca.core.learning.params import Pretrained
 from dfca.core.learning.task import Task
@@ -26,13 +28,17 @@ from dfca.core.method import (
     Method,
     MixingOptions,
     PersonalSteps,
+    PrivacyOptions,
     check_images,
     check_personal_steps,
 )
 from dfca.core.rng import seeded
-from dfca.core.rules.surveys import merging_of
+from dfca.core.rules.personal import release_round
+from dfca.core.rules.surveys import LAG, merging_of
 from dfca.data.clients import Split
+from dfca.sim.accountant import check_accountant
 from dfca.sim.local.choices import EngineName, LiarOptions, Place
+from dfca.topology import check_graphs, is_one_way, receivers_of
 
 
 class Setting(MixingOptions):
@@ -40,7 +46,7 @@ class Setting(MixingOptions):
 
     Attributes:
         split: Who holds which samples.
-        graph: Who are neighbours: nodes 0..N-1.
+        graph: Who are neighbours: nodes 0..N-1. A directed one carries models along its edges.
         make_model: Builds a freshly initialised module on the CPU.
         algorithm: What the clients run.
         clusters: The number of models; None: found where the algorithm elects its start, else the true number.
@@ -60,6 +66,8 @@ class Setting(MixingOptions):
         personal_steps: Steps of the personal last step; None: the algorithm's own.
         liars: Which clients lie, and how.
         quiet_rounds: The last rounds of methods that gossip, in which nobody trains.
+        codec: What travels in place of a trained model: a name, or a `Codec`.
+        privacy: How updates are clipped and noised before they are sent; None: they are not.
 
     Example:
         >>> import dfca
@@ -96,6 +104,8 @@ class Setting(MixingOptions):
     personal_steps: PersonalSteps | None = None
     liars: LiarOptions | None = None
     quiet_rounds: int = 0
+    privacy: PrivacyOptions | None = None
+    codec: Any = field(default="none", kw_only=True)  # a record from here on; None: models travel as they are
 
     def __post_init__(self) -> None:
         clients = self.clients
@@ -105,6 +115,11 @@ class Setting(MixingOptions):
         if isinstance(named := self.local.optimizer, str) and ":" in named:
             make = import_function(named, "local.optimizer")
             object.__setattr__(self, "local", replace(self.local, optimizer=make))
+        object.__setattr__(self, "codec", codecs.get(self.codec, self.keep) or self.algorithm.codec)
+        self._check_codec()
+        if self.privacy is not None and self.algorithm.exchange == "none":
+            object.__setattr__(self, "privacy", None)  # nothing is sent
+        self._check_privacy()
         if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
         must_know = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
@@ -129,10 +144,10 @@ class Setting(MixingOptions):
             raise ConfigError(
                 f"the graph must have the nodes 0..{clients - 1}, one per client; it has {len(self.graph)}"
             )
-        if self.graph.is_directed() or self.graph.is_multigraph() or nx.number_of_selfloops(self.graph):
-            raise ConfigError(
-                "the graph must be undirected, without loops and double edges; convert it by nx.Graph(graph)"
-            )
+        if self.graph.is_multigraph() or nx.number_of_selfloops(self.graph):
+            raise ConfigError("the graph must be without loops and double edges; convert it by nx.Graph(graph)")
+        object.__setattr__(self, "graph", check_graphs(self.graph, clients))
+        self._check_directions()
         if self.algorithm.informed and self.split.clusters is None:
             raise DataError(
                 f"{self.algorithm.name} needs true clusters, and this split has none; leave it out of `algorithms`"
@@ -144,6 +159,56 @@ class Setting(MixingOptions):
             )
         self._check_liars()
         self._check_task()
+
+    def _check_directions(self) -> None:
+        """Refuse links that carry models one way, or not in all rounds, for algorithms that cannot use them."""
+        algorithm, phases = self.algorithm, self.graph.graph.get("receivers")
+        if phases is None or algorithm.exchange != "gossip" or (algorithm.peers and algorithm.peers.among == "any"):
+            return
+        if algorithm.start == "elected" or share_rule(algorithm, self.share) == "relay":
+            raise ConfigError(
+                f"{algorithm.name} elects its start or asks neighbours for copies, which needs links that carry models "
+                "both ways in all rounds; use dfca-gi, dfca-li or dfedpgp, or another topology"
+            )
+        if weight_rule(algorithm, self.weights) == "metropolis" and is_one_way(self.graph):
+            raise ConfigError(
+                f"{algorithm.name} uses Metropolis weights, which need links that carry models both ways; use "
+                'mixing.weights = "uniform" where the algorithm leaves the choice, dfedpgp, or another topology'
+            )
+
+    def _check_codec(self) -> None:
+        """Refuse a codec that an algorithm, or another option, has no place for."""
+        codec, algorithm = self.codec, self.algorithm
+        if codec is None:
+            return
+        if algorithm.exchange == "server" and codec.remembers:
+            raise ConfigError(
+                f"codec {codec.name} fills in what was not sent from the receiver's own copy, and a server has none of "
+                f"its own: for {algorithm.name} use bf16 or int8"
+            )
+        whole = averages_whole_models(algorithm) and algorithm.trains == "chosen" and algorithm.weights != "push"
+        if (algorithm.exchange == "gossip" and not whole) or self.robust != "none" or self.liars is not None:
+            raise ConfigError(
+                f"codec {codec.name} is for honest clients that average whole models, got {algorithm.name}, "
+                f'mixing.robust = "{self.robust}"{" and [liars]" if self.liars is not None else ""}; leave it out'
+            )
+
+    def _check_privacy(self) -> None:
+        """Refuse epsilon where more is sent than what it covers."""
+        algorithm = self.algorithm
+        if self.privacy is None:
+            return
+        check_accountant()
+        if algorithm.start == "elected" or algorithm.peers is not None or algorithm.trains == "all":
+            raise ConfigError(
+                f"{algorithm.name} sends losses or models beside its noised updates, which epsilon would not cover; "
+                "with [privacy] use dfca-gi, dfca-li, dfedavgm, ifca or fedavg"
+            )
+        if self.last_steps == "auto":
+            raise ConfigError(
+                'personal.steps = "auto" sends losses on held-out samples, which epsilon would not cover; with '
+                "[privacy] give a number of steps"
+            )
 
     def _check_liars(self) -> None:
         """Refuse guards and lies that an algorithm has no place for."""
@@ -223,6 +288,24 @@ class Setting(MixingOptions):
         """Count the true clusters, those after a drift included; 1 where they are unknown."""
         splits = [self.split, *(self.drift[1:] if self.drift else ())]
         return max(1 if split.clusters is None else int(split.clusters.max()) + 1 for split in splits)
+
+
+def hold_out_until(setting: Setting) -> int | None:
+    """Return the round before which clients hold samples out of training, to pick the steps of the personal last step
+    or to choose their peers; None: never. Surveys of clusters hold them out too."""
+    release, peers = release_round(setting.last_steps, setting.rounds), setting.algorithm.peers
+    if release is not None:
+        return release + LAG
+    return setting.rounds if peers is not None and peers.unseen else None
+
+
+def receivers_in(setting: Setting, client: int) -> Receivers:
+    """List to whom a client sends its models, where that is not all neighbours in every round, or must be known."""
+    algorithm, graph = setting.algorithm, setting.graph
+    if algorithm.exchange != "gossip":
+        return ()
+    always = (tuple(sorted(graph.neighbors(client))),) if algorithm.weights == "push" else ()
+    return receivers_of(graph, client) or always
 
 
 def initial_module(setting: Setting) -> nn.Module:

@@ -164,7 +164,7 @@ def members_of(data: ClientData, members: range) -> ClientData:
         return data
     begin, end = data.offsets[members.start], data.offsets[members.stop]
     offsets = tuple(offset - begin for offset in data.offsets[members.start : members.stop + 1])
-    return ClientData(data.x[begin:end], data.y[begin:end], offsets)
+    return replace(data, x=data.x[begin:end], y=data.y[begin:end], offsets=offsets)
 
 
 def samples_of(data: ClientData, places: Sequence[int]) -> ClientData:
@@ -180,7 +180,8 @@ def keep(split: Split, members: range) -> Split:
 
     def cut(data: ClientData) -> ClientData:
         begin, mine = data.offsets[members.start], members_of(data, members)
-        return ClientData(mine.x.clone(), mine.y.clone(), tuple(offset - begin for offset in data.offsets))
+        offsets = tuple(offset - begin for offset in data.offsets)
+        return replace(mine, x=mine.x.clone(), y=mine.y.clone(), offsets=offsets)
 
     return replace(split, train=cut(split.train), test=cut(split.test))
 

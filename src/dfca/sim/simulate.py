@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from dfca.base.errors import DfcaWarning, ModelError
+from dfca.base.imports import place_of
 from dfca.core.learning.params import load_constants_
 from dfca.core.rng import seeded
 from dfca.models import looks_trained, on_images, pretrained
@@ -30,17 +33,35 @@ def make_starts(
 
 
 def _explained(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Make a factory whose errors say how it is called."""
+    """Make a factory whose errors say how it is called and where it failed; warns once of what it should not return."""
+    name = getattr(build, "__name__", type(build).__name__)
+    last: list[weakref.ref[nn.Module]] = []
+    said: set[str] = set()
+
+    def warn(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            warnings.warn(text, DfcaWarning, stacklevel=3)
 
     def make() -> nn.Module:
         try:
-            return build()
+            made = build()
         except Exception as error:  # a user's own function
-            name = getattr(build, "__name__", type(build).__name__)
             raise ModelError(
-                f"the model's function {name} fails with {type(error).__name__}: {error}; it is called without "
-                "arguments and returns a torch.nn.Module"
+                f"the model's function {name} fails with {type(error).__name__}: {error}{place_of(error)}; it is "
+                "called without arguments and returns a torch.nn.Module"
             ) from error
+        if not isinstance(made, nn.Module):
+            return made
+        if last and last[0]() is made:
+            warn(
+                f"the model's function {name} returns the same module again, so all models start alike and clusters "
+                "cannot form; build a new one in it"
+            )
+        last[:] = [weakref.ref(made)]
+        if narrow := {parameter.dtype for parameter in made.parameters()} & {torch.float16, torch.bfloat16}:
+            warn(f"the module is of {narrow.pop()}, and models are trained in float32; dtype=... chooses another")
+        return made
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import ConfigError, ModelError
+from dfca.base.imports import place_of
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
 from dfca.core.learning.holdout import held_out
@@ -121,6 +123,12 @@ class Start:
         """Count the numbers of a model that are sent."""
         return self.flat.size - (0 if self.layout is None else self.layout.kept)
 
+    @property
+    def payload_bytes(self) -> int | None:
+        """The bytes of a codec's payload; None: models travel as they are."""
+        codec = self.setting.codec
+        return None if codec is None else codec.bytes(self.flat.size)
+
     def make_banks(self, models: int, most: int | None = None) -> Tensor:
         """Make room for banks (m, L, P), or (m, 1, P) where a server keeps one, and for up to `most` models later."""
         setting = self.setting
@@ -160,8 +168,10 @@ class Start:
         try:
             with torch.no_grad():
                 outputs = self.flat.run(self.flat.pieces(vector), x[:2], "score")
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(f"the model cannot take samples of shape {self.train.shape}: {error}") from error
+        except Exception as error:  # a user's own module
+            kind = "" if isinstance(error, RuntimeError | ValueError | TypeError) else f"{type(error).__name__}: "
+            where = f"the model cannot take samples of shape {self.train.shape}"
+            raise ModelError(f"{where}: {kind}{error}{place_of(error)}") from error
         self.flat.task.check(outputs, y[:2], self.setting.split.classes)
         self.flat.task.metric.score(outputs[None], y[None, :2])  # one of the user's own may fail
 
@@ -170,8 +180,8 @@ def take_rows(data: ClientData, clients: Sequence[int], rows: Sequence[Tensor]) 
     """Copy some samples of some clients: masks or indices, one tensor per client."""
     if not clients:
         return data.subset(())
-    pieces, rows = [data.of(i) for i in clients], [mine.to(data.y.device) for mine in rows]
+    pieces, rows = [data.stored(i) for i in clients], [mine.to(data.y.device) for mine in rows]
     x = join([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
     y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
     counts = (int(mine.sum()) if mine.dtype == torch.bool else len(mine) for mine in rows)
-    return ClientData(x, y, tuple(accumulate(counts, initial=0)))
+    return replace(data, x=x, y=y, offsets=tuple(accumulate(counts, initial=0)))

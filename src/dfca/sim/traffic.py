@@ -13,7 +13,8 @@ class Traffic:
     """The models and numbers sent so far.
 
     messages_by_client (N,), messages_by_cluster (m,): models that clients sent. server_messages: models that a server
-    sent. start_messages: models that elections sent. scalars: numbers that clients sent besides models.
+    sent. start_messages: models that elections sent. scalars: numbers that clients sent besides models. coded: those
+    of the clients' messages that carried the payload of a codec.
     """
 
     messages_by_client: Tensor
@@ -21,6 +22,7 @@ class Traffic:
     server_messages: int = 0
     start_messages: int = 0
     scalars: int = 0
+    coded: int = 0
 
     @classmethod
     def none(cls, clients: int, models: int) -> Traffic:
@@ -38,16 +40,18 @@ class Traffic:
         new = torch.zeros(max(0, cluster + 1 - len(self.messages_by_cluster)), dtype=torch.int64)
         self.messages_by_cluster = torch.cat([self.messages_by_cluster, new])
 
-    def row(self, model_bytes: int) -> dict[str, int | list[int]]:
-        """Return the metrics of what was sent; model_bytes: the size of a model."""
+    def row(self, model_bytes: int, payload_bytes: int | None = None) -> dict[str, int | list[int]]:
+        """Return the metrics of what was sent; model_bytes: of one model; payload_bytes: of a codec's payload."""
         messages = int(self.messages_by_client.sum())
+        saved = 0 if payload_bytes is None else self.coded * (model_bytes - payload_bytes)
         return {
             "messages_sent": messages,
-            "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.scalars,
+            "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.scalars - saved,
             "start_bytes": self.start_messages * model_bytes,
             "scalars_sent": self.scalars,
             "server_bytes_sent": self.server_messages * model_bytes,
             "messages_by_client": self.messages_by_client.tolist(),
             "messages_by_cluster": self.messages_by_cluster.tolist(),
             "model_bytes": model_bytes,
+            **({} if payload_bytes is None else {"payload_bytes": payload_bytes}),
         }

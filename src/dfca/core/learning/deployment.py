@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,15 +30,17 @@ def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = 
     return cluster, vector
 
 
-def measure(
+def measure_in_slices(
     client: Client, bank: Tensor, train: Pair, held: Pair, closed: Sequence[int] = ()
-) -> tuple[int, int, Tensor]:
+) -> Iterator[tuple[int, int, Tensor] | None]:
     """Measure the curve of personal steps: the cluster, how many samples are held out, and the losses (G,), NaN where
-    none are."""
+    none are. Yields None after every point, and the result at the end."""
     cluster, vector = deploy(client, bank, train, closed)
-    if not len(held[1]):
-        return cluster, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64)
-    return cluster, len(held[1]), steps_of(client).curve(vector, train, held)
+    losses = torch.full((len(GRID),), torch.nan, dtype=torch.float64)
+    for place, loss in enumerate(steps_of(client).curve(vector, train, held)) if len(held[1]) else ():
+        losses[place] = loss
+        yield None
+    yield cluster, len(held[1]), losses
 
 
 def steps_of(client: Client) -> PlainSteps:

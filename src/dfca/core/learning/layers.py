@@ -172,6 +172,7 @@ class _NormOfColumns(torch.autograd.Function):
     """
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         rows = _columns(x)
         mean = rows.mean(dim=0)
@@ -183,6 +184,7 @@ class _NormOfColumns(torch.autograd.Function):
         return _images(torch.addcmul(bias, centred, scale * weight), x), mean, variance
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         centred, scale, weight = ctx.saved_tensors
         images = gradients[0].contiguous(memory_format=torch.channels_last)
@@ -216,6 +218,7 @@ class _ResponseNormOfColumns(torch.autograd.Function):
     """
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, near: Tensor, beta: float, k: float) -> Tensor:
         rows = _columns(x)
         sums = torch.addmm(near.new_full((1,), k), rows.square(), near)
@@ -229,6 +232,7 @@ class _ResponseNormOfColumns(torch.autograd.Function):
         return _images(rows * power, x)
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         rows, near, sums, power = ctx.saved_tensors
         images = gradients[0].contiguous(memory_format=torch.channels_last)

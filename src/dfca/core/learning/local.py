@@ -6,8 +6,9 @@ F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the loss of the model's task
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -233,7 +234,8 @@ def local_steps_(
                 x_step, y_step, weights = x[batch], y[batch], None if weights is None else weights[batch]
             if options.augment is not None and data.changes is not None and isinstance(x_step, Tensor):
                 x_step = augmented(x_step, data.changes[step], options.augment)
-            outputs, leaves = model.run([*theta, *rest_pieces], x_step, "train"), moving
+            with autocast(options, vectors.device):
+                outputs, leaves = model.run([*theta, *rest_pieces], x_step, "train").to(vectors.dtype), moving
             if weights is None:
                 loss = mean_loss(outputs, y_step)
             else:
@@ -242,6 +244,13 @@ def local_steps_(
         take_step_(gradients)
     if not frozen.intersection(range(model.count, len(model.names))):
         vectors[model.trained :] = rest
+
+
+def autocast(options: LocalOptions, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which the passes of local steps run: bfloat16 where `precision` says so."""
+    if options.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:

@@ -173,7 +173,8 @@ class Pretrained:
 
     starts: tensors by name, one for all clusters or one for each. Cluster 0 starts from exactly these. Where one has to
     serve several clusters, the others get theta + START_NOISE std(theta) noise, tensor by tensor: equal models would
-    stay equal. Constants are those of the first.
+    stay equal. Constants are those of the first. Trained tensors that are not given, such as adapters of a pretrained
+    network, are drawn, for every cluster its own; nothing gets noise then.
     """
 
     make: Callable[[], nn.Module]
@@ -191,7 +192,12 @@ class Pretrained:
         Raises ModelError where the weights are not those of the model.
         """
         alone = len(self.starts) == 1
-        vector = flat.flatten_tensors(self.starts[0 if alone else cluster])
+        given = self.starts[0 if alone else cluster]
+        if missing := [name for name in flat.names if name not in given]:
+            with seeded(seed, "init", cluster, *who):
+                drawn = dict(self.make().named_parameters())
+            return flat.flatten_tensors({**{name: drawn[name] for name in missing if name in drawn}, **given})
+        vector = flat.flatten_tensors(given)
         if not alone or cluster == 0:
             return vector
         noise = torch.randn(flat.trained, generator=stream(seed, "start", cluster, *who), dtype=torch.float64)

@@ -162,7 +162,8 @@ class Task:
         got, n = tuple(outputs.shape), len(y)
         if self.targets == "classes" and (outputs.dim() != 2 or outputs.shape[1] < classes):
             labels = f"{classes} classes (labels in 0..{classes - 1})"
-            raise ModelError(f"the model must give (n, {classes}) outputs for {labels}, got {got}")
+            few = "" if classes <= 2 * outputs.shape[-1] else "; are labels numbered 0, 1, 2, ... without gaps?"
+            raise ModelError(f"the model must give (n, {classes}) outputs for {labels}, got {got}{few}")
         if self.targets in ("numbers", "labels") and (len(outputs) != n or prod(got[1:]) != prod(y.shape[1:])):
             many = prod(y.shape[1:])
             what = f"{many} {'value' if self.targets == 'numbers' else 'label'}{'' if many == 1 else 's'}"

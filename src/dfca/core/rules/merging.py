@@ -369,7 +369,7 @@ def observe(
         share: How much that weighs in the average (`share_of`).
         train: The samples that the client trains with.
         held: Those that it holds out, at least one.
-        local: Its personal steps (`personal_steps`).
+        local: Its personal steps (`rules.personal.plain`).
 
     Returns:
         The excess and the optimism of an `Observation`.
@@ -457,11 +457,6 @@ def compare(losses: Tensor, chosen: Tensor, task: Task) -> tuple[float, ...]:
 def at_least(task: Task, optimism: float) -> float:
     """Return o_i: of losses within [0, 1] at least LEAST_OPTIMISM; NaN stays."""
     return LEAST_OPTIMISM if task.targets in BOUNDED and optimism < LEAST_OPTIMISM else optimism
-
-
-def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:
-    """Make the options of the personal steps before a model is judged: full batches, no momentum."""
-    return replace(local, steps=options.steps, batch_size=None, momentum=0.0)
 
 
 def _brier(outputs: Tensor, y: Tensor) -> Tensor:

@@ -4,10 +4,13 @@ Client i merges cluster j with the neighbours N_ij that trained j this round:
 
   uniform      theta_i <- 1/(|N_ij|+1) (theta_i + sum_m theta_m)      the paper's batch rule; row-stochastic
   metropolis   theta_i <- theta_i + sum_m (theta_m - theta_i) / (1 + max(d_i, d_m)),   d the degrees in the graph
+  push         theta_i <- (a_i theta_i + sum_m a_m theta_m) / (a_i + sum_m a_m),   a_m = mu_m / (1 + receivers of m);
+               mu_i <- a_i + sum_m a_m   (push-sum; for links that carry models one way, and one model per client)
 
 The uniform rule does not preserve the network's average. Metropolis weights are symmetric, so they preserve the average
 of the clients that trained j; a client that only listens moves towards its neighbours and no rule that sends nothing
-back can be doubly stochastic for it. Where all clients train one model the matrix is doubly stochastic.
+back can be doubly stochastic for it. Where all clients train one model the matrix is doubly stochastic. Push-sum
+preserves sum_i mu_i theta_i, whatever the directions of the links, as long as nothing that is sent is lost.
 """
 
 from __future__ import annotations
@@ -68,6 +71,11 @@ def metropolis_weight(degree: int, other_degree: int) -> float:
     return 1.0 / (1 + max(degree, other_degree))
 
 
+def fold_mass_(average: Tensor, mass: float, incoming: Tensor, share: float) -> None:
+    """Fold in place by push-sum: a <- (mu a + s x) / (mu + s), mu the mass behind a, s the one that came with x."""
+    average.lerp_(incoming, share / (mass + share))
+
+
 class WeightedLinks(NamedTuple):
     """The models of one cluster that travel in a round, one per link.
 
@@ -90,6 +98,17 @@ def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tenso
         received = torch.bincount(receiver, minlength=len(degrees))
         return WeightedLinks(receiver, sender, 1 / (received[receiver].double() + 1))
     return WeightedLinks(receiver, sender, 1 / (1 + torch.maximum(degrees[receiver], degrees[sender]).double()))
+
+
+def push_links(edges: Tensor, mass: Tensor, senders: Tensor, receivers: Tensor) -> tuple[WeightedLinks, Tensor]:
+    """Write the folds of a round of push-sum as weighted links; returns them and the masses (N,) after it.
+
+    mass (N,): mu of every client; the others as for `make_links`.
+    """
+    receiver, sender = edges[:, receivers[edges[0]] & senders[edges[1]]].long()
+    share = mass / (1 + torch.bincount(sender, minlength=len(mass)))
+    after = share.index_add(0, receiver, share[sender])
+    return WeightedLinks(receiver, sender, share[sender] / after[receiver]), after
 
 
 def mix(models: Tensor, links: WeightedLinks) -> Tensor:

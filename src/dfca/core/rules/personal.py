@@ -20,7 +20,7 @@ everything. A client that holds nothing out takes no steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -47,7 +47,7 @@ Pair = tuple[Samples, Tensor]  # samples x (n, *shape) and their targets y (n, .
 
 
 def release_round(steps: PersonalSteps, rounds: int) -> int | None:
-    """Return the first round that trains on everything, before which steps are picked; None: nothing is held out."""
+    """Return the round beside which the curve is measured; the next trains on everything. None: nothing is held out."""
     return rounds * 3 // 4 if steps == "auto" and rounds >= FEWEST_ROUNDS else None
 
 
@@ -67,13 +67,12 @@ class PlainSteps:
         moved = self._steps(vector, samples, steps)
         return moved if bool(torch.isfinite(moved).all()) else vector
 
-    def curve(self, vector: Tensor, train: Pair, held: Pair) -> Tensor:
-        """Compute C(s) for the steps of the grid, from a model (P,): (G,) in double precision."""
-        losses = [self._loss(vector, held)]
+    def curve(self, vector: Tensor, train: Pair, held: Pair) -> Iterator[Tensor]:
+        """Yield C(s) for the steps of the grid one after the other, from a model (P,), in double precision."""
+        yield self._loss(vector, held)
         for begin, end in pairwise(GRID):
             vector = self._steps(vector, train, end - begin)
-            losses.append(self._loss(vector, held))
-        return torch.stack(losses)
+            yield self._loss(vector, held)
 
     def _steps(self, vector: Tensor, samples: Pair, steps: int) -> Tensor:
         with seeded(self.seed, "noise", self.client, AFTER):

@@ -12,7 +12,8 @@ n models x_1 .. x_n came for a cluster, c is the client's own copy, w_l the weig
 
 `clip` is self-centred (as in He, Karimireddy, Jaggi: Byzantine-robust decentralized learning via ClippedGossip, 2022).
 Its radius tau needs local knowledge only: the lower quartile of d_1 .. d_n and of the quartiles of the cluster's last
-RECENT folds. So a message that comes alone is compared with earlier ones, and liars are far as long as a quarter of
+RECENT folds, at most ||c||. So a message that comes alone is compared with earlier ones, the first of all with the size
+of the own copy (two random starts are sqrt(2) ||c|| apart and keep their weight), and liars are far if a quarter of
 what comes is honest: 20 % of all are often half of the few that train one cluster beside a client. Two things differ
 from plain clipping, s_l = min(1, tau / d_l), where every liar pulls by tau in every round: t_l falls faster than d_l
 grows, and leaves some weight, so that parts of a cluster that were apart for long still meet; and the weight that a
@@ -54,6 +55,11 @@ def distance(model: Tensor, own: Tensor) -> float:
 def quartile(distances: Sequence[float]) -> float:
     """Return the lower quartile, one of the distances: of up to four the smallest."""
     return sorted(distances)[(len(distances) - 1) // 4]
+
+
+def radius(distances: Sequence[float], recent: Sequence[float], norm: float) -> float:
+    """Compute tau: the lower quartile of distances now and of recent ones, at most the norm of the own copy, if any."""
+    return min(quartile([*distances, *recent]), norm or math.inf)
 
 
 def trust(distance: float, tau: float) -> float:
@@ -107,7 +113,8 @@ def fold_robust_(
     """
     distances = [distance(model, own) for model in models]
     if clips(rule, len(models)):
-        tau = quartile([*distances, *recent])
+        norm = _finite(float(torch.linalg.vector_norm(own, dtype=torch.float64)))
+        tau = radius(distances, recent, norm)
         step = torch.zeros_like(own)
         for model, weight in zip(models, trusted(weights, distances, tau), strict=True):
             if weight:
@@ -133,6 +140,7 @@ class RobustMixer:
         self._column = places[torch.searchsorted(names, links.sender)]
         self._row = links.receiver - first
         self._squares: dict[int, Tensor] = {}
+        self._norms: dict[int, Tensor] = {}
         self._clipper: Mixer | None = None
         self._trimmed: list[tuple[int, Tensor, int, float]] = []
 
@@ -146,13 +154,17 @@ class RobustMixer:
             far = torch.linalg.vector_norm(incoming[column[some]] - block[row[some]], dim=1, dtype=torch.float64)
             squares[some] = far.square().cpu()
         self._squares[columns.start] = squares  # by block: threads finish in any order
+        self._norms[columns.start] = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square().cpu()
 
     def settle(self, recent: Tensor, like: Tensor) -> Tensor:
         """Fix the weights; recent (L, RECENT): quartiles of the last folds, NaN for none; like (L, w): a block.
 
         Returns the quartiles of the distances of this fold (L,), NaN for rows that received nothing.
         """
-        total = torch.stack([self._squares[begin] for begin in sorted(self._squares)]).sum(dim=0).sqrt()
+        total, norms = (
+            torch.stack([blocks[begin] for begin in sorted(blocks)]).sum(dim=0).sqrt()
+            for blocks in (self._squares, self._norms)
+        )
         distances, weights = [_finite(distance) for distance in total.tolist()], self._links.weight.clone()
         quartiles = torch.full((len(recent),), float("nan"), dtype=torch.float64)
         clipped = torch.ones(len(weights), dtype=torch.bool)
@@ -163,7 +175,8 @@ class RobustMixer:
             near = [distances[place] for place in mine]
             quartiles[row] = quartile(near)
             if clips(self._rule, len(mine)):
-                tau = quartile([*near, *recent[row][~recent[row].isnan()].tolist()])
+                earlier = recent[row][~recent[row].isnan()].tolist()
+                tau = radius(near, earlier, _finite(float(norms[row])))
                 weights[mine] = weights.new_tensor(trusted(weights[mine].tolist(), near, tau))
             else:
                 clipped[mine] = False

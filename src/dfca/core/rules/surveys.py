@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from dfca.core.method import MergeOptions
 
 LATEST = 0.75  # after this share of the rounds no survey takes effect: the rest trains on all samples
-LAG = 1  # rounds from the beginning of a survey until it takes effect: it is answered beside them
+LAG = 1  # rounds from the beginning of a survey, or a by-election, until it takes effect: it is held beside them
 QUIET = 2  # surveys in a row that merge nothing before no more are held: the second asks about other pairs
 
 

@@ -1,19 +1,19 @@
 """A network in memory with the faults of real ones: delays, cuts, resets, half-open connections, calls that come twice.
 
-A call is two streams that keep their order, as TCP does. Calls overtake each other.
+A call is two streams that keep their order, as TCP does. Calls overtake each other. Models travel on talks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
 
 from dfca.node.addresses import split_address
-from dfca.node.net.links.wire import Code, InStream, StreamBroken, StreamCancelled, StreamEnded
+from dfca.node.net.links.wire import Code, OnProbe, OnRead, OnTalk, StreamBroken, StreamCancelled, StreamEnded
 
 MOST_QUEUED = 64  # messages on their way, before a writer waits
 PORT = 7447
@@ -39,6 +39,7 @@ class FaultyNetwork:
         self.twice = 0.0  # share of talks that arrive a second time
         self.wires: dict[int, FaultyWire] = {}  # those that answer, by node
         self.dark: set[int] = set()  # nodes without power: nobody refuses a call
+        self.walled: set[int] = set()  # nodes that no call reaches: they can only call others
         self.calls: set[_Call] = set()
         self.failures: list[str] = []  # what handlers have raised
 
@@ -155,7 +156,7 @@ class _Call:
     def dial(self, member: str) -> None:
         """Reach the other node, unless it is gone or another one."""
         network, node = self.network, self.far.node
-        if self.near.over is not None:
+        if self.near.over is not None or node in network.walled:
             return
         held = network.held_s(self.near.node, node)
         if held > 0:
@@ -267,20 +268,15 @@ class _FaultyConnection:
 class FaultyWire:
     """The calls of one life of a node, see `node.net.links.wire.Wire`. Node i has the address 10.0.0.i."""
 
-    on_talk: Callable[[InStream], Awaitable[None]]
-    on_read: Callable[[bytes, InStream], Awaitable[None]]
+    on_talk: OnTalk
+    on_read: OnRead
 
     def __init__(self, network: FaultyNetwork, node: int, id: str) -> None:
         self.network, self.node, self.id = network, node, id
         self.gone = False  # the machine has ended
         self.answering: set[asyncio.Task[None]] = set()
 
-    async def serve(
-        self,
-        talk: Callable[[InStream], Awaitable[None]],
-        read: Callable[[bytes, InStream], Awaitable[None]],
-        probe: Callable[[bytes, InStream], Awaitable[bytes]],
-    ) -> int:
+    async def serve(self, talk: OnTalk, read: OnRead, probe: OnProbe) -> int:
         self.on_talk, self.on_read = talk, read
         if not self.gone:
             self.network.wires[self.node] = self

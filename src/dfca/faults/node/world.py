@@ -55,6 +55,8 @@ class NodeWorld:
     torn: float = 0.0  # share of power cuts after which the last file has lost its end
     clocks: tuple[tuple[int, float], ...] = ()  # (node, by how much its calendar is wrong)
     removed: tuple[tuple[int, float], ...] = ()  # (node, when the founder removes it)
+    walled: tuple[int, ...] = ()  # nodes that can only dial out, as behind a router
+    old: tuple[int, ...] = ()  # nodes that do not send models on links, as until 0.2
 
 
 def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
@@ -83,6 +85,9 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
         resets.append((one, other, moment()))
     late = some(0.3, max(1, n // 3), 1)
     removed = [node for node in some(0.15, 1, 1) if n - len(late) > 2]
+    walls = random.Random(f"walls/{seed}/{number}")
+    walled = walls.sample(range(1, n), walls.randint(1, n - 1)) if walls.random() < 0.3 else []
+    old = walls.sample(range(n), walls.randint(1, n)) if not walled and walls.random() < 0.3 else []
     return NodeWorld(
         number,
         n,
@@ -109,6 +114,8 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
         torn=rnd.choice((0.0, 0.0, 0.5)),
         clocks=tuple((i, rnd.choice((-1e6, -60.0, 3600.0))) for i in some(0.2, 2)),
         removed=tuple((i, moment()) for i in removed if i not in late),
+        walled=tuple(sorted(walled)),
+        old=tuple(sorted(old)),
     )
 
 
@@ -125,11 +132,22 @@ def read_node_world(line: str) -> NodeWorld:
             raise unknown(what, name, known)
     pairs = [pair[0] for pair in (*world.slow, *world.late, *world.clocks, *world.removed)]
     ends = [end for reset in world.resets for end in reset[:2]]
-    named = {*pairs, *ends, *(crash.node for crash in world.crashes), *chain(*(cut.side for cut in world.cuts))}
+    named = {
+        *pairs,
+        *ends,
+        *world.walled,
+        *world.old,
+        *(crash.node for crash in world.crashes),
+        *chain(*(cut.side for cut in world.cuts)),
+    }
     if strange := sorted(i for i in named if not 0 <= i < world.nodes):
         raise ConfigError(f"a world of {world.nodes} nodes has the nodes 0 to {world.nodes - 1}, got {strange[0]}")
     if any(node == 0 for node, _ in (*world.late, *world.removed)):
         raise ConfigError("node 0 founds the swarm: it is neither late nor removed")
+    if 0 in world.walled or (world.walled and world.old):
+        raise ConfigError(
+            "node 0 is not walled: the others must reach it; a walled node and an old one share no models"
+        )
     return world
 
 
@@ -141,6 +159,8 @@ def without_node(world: NodeWorld, node: int) -> dict[str, object]:
         "late": tuple(pair for pair in world.late if pair[0] != node),
         "clocks": tuple(pair for pair in world.clocks if pair[0] != node),
         "removed": tuple(pair for pair in world.removed if pair[0] != node),
+        "walled": tuple(i for i in world.walled if i != node),
+        "old": tuple(i for i in world.old if i != node),
         "crashes": tuple(crash for crash in world.crashes if crash.node != node),
         "cuts": tuple(Cut(c.begin_s, c.end_s, tuple(i for i in c.side if i != node)) for c in world.cuts),
         "resets": tuple(reset for reset in world.resets if node not in reset[:2]),

@@ -35,7 +35,8 @@ class Gossip:
         self._roster, self._links, self._now = roster, links, now
         self._spread_digest, self._spread_at = roster.digest(), float("-inf")
         self._sent: dict[NetLink, tuple[str, str]] = {}
-        self._known: dict[NetLink, set[int]] = {}  # by link, hashes of the records that crossed it
+        self._told: dict[NetLink, int] = {}  # by link, the change of the roster (`serial`) up to which it has been told
+        self._heard: dict[NetLink, set[int]] = {}  # by link, hashes of the records that came over it since
         self._budget: dict[str, Bucket] = {}
 
     def greet(self, link: NetLink) -> None:
@@ -45,7 +46,8 @@ class Gossip:
     def lose(self, link: NetLink) -> None:
         """Forget a link."""
         self._sent.pop(link, None)
-        self._known.pop(link, None)
+        self._told.pop(link, None)
+        self._heard.pop(link, None)
 
     def forget(self, member: str) -> None:
         """Forget one that is no longer a member."""
@@ -79,17 +81,17 @@ class Gossip:
 
     def _unknown_to(self, link: NetLink) -> list[bytes]:
         """List the records that have not crossed a link, and note that they do now."""
-        held = list(map(to_bytes, self._roster.records()))
-        known = self._known.get(link, set())
-        self._known[link] = set(map(hash, held))
-        return [record for record in held if hash(record) not in known]
+        told, heard = self._told.get(link), self._heard.pop(link, set())
+        news = self._roster.records() if told is None else self._roster.since(told)
+        self._told[link] = self._roster.serial
+        return [record for record in map(to_bytes, news) if hash(record) not in heard]
 
     def take_records(self, link: NetLink, records: Iterable[bytes], now: float) -> list[str]:
         """Merge records; returns why some were refused. Raises Refused for a neighbour that sends many invalid ones."""
         received = list(records)
         reasons = self._roster.merge(received)
-        if not reasons and link in self._known:
-            self._known[link].update(map(hash, received))
+        if not reasons and link in self._told:
+            self._heard.setdefault(link, set()).update(map(hash, received))
         budget = self._budget.setdefault(link.member, Bucket(REFUSED_PER_S, REFUSED_BURST, now))
         self.spread()
         wrong = [reason for reason in reasons if reason != OLD_CONTACT]  # a device that was away has many old ones

@@ -34,6 +34,7 @@ class NetOptions:
 
     chunk_bytes: int = 1 << 20  # the largest piece of a model in one gRPC message
     least_chunk_bytes: int = 1 << 16
+    parts: bool = True  # models travel on links; False: they are read by calls of their own, as until 0.2
     least_read_s: float = 1.5
     most_read_s: float = 10.0
     read_attempts: int = 4
@@ -85,3 +86,4 @@ class Swarm:
     compress: bool | None = None  # None: if it pays with the encoding
     tail: int = 0  # with int8, how many of the last floats stay exact
     software: str = "dfca"  # what neighbours are told, for people
+    payload_bytes: int | None = None  # of an update, where the swarm has a codec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,9 +33,10 @@ class Probed:
     rtt_s: float = 0.0
     offset_s: float = 0.0  # its clock minus ours, within half the round trip
     back: tuple[tuple[str, str], ...] = ()  # (address of this device, why the member cannot reach it or "")
+    summary: str = ""  # JSON
 
 
-async def answer_probe(local: Local, member: str, data: bytes) -> bytes:
+async def answer_probe(local: Local, member: str, data: bytes, summarise: Callable[[], str]) -> bytes:
     """Answer the probe of a member. Raises Refused for one that is malformed."""
     request = parse_probe(data)
     reply = pb.ProbeReply()
@@ -43,12 +45,16 @@ async def answer_probe(local: Local, member: str, data: bytes) -> bytes:
         dials = (probe(local.identity, known, at, insecure, False) for at in known.addresses[:MOST_ADDRESSES])
         for dialled in await asyncio.gather(*dials):
             reply.dialled.add(address=dialled.address, error=dialled.error[:MOST_ERROR])
+    if request.summary:
+        reply.summary = summarise()
     reply.time_s = time.time()
     answer: bytes = reply.SerializeToString()
     return answer
 
 
-async def probe(identity: Identity, member: Member, address: str, insecure: bool, dial_back: bool) -> Probed:
+async def probe(
+    identity: Identity, member: Member, address: str, insecure: bool, dial_back: bool, summary: bool = False
+) -> Probed:
     """Dial an address of a member; errors are part of the result."""
     span = 3 * DIAL_S if dial_back else DIAL_S
     channel = None
@@ -58,11 +64,12 @@ async def probe(identity: Identity, member: Member, address: str, insecure: bool
             await channel.channel_ready()
         begin = time.monotonic()
         call = channel.unary_unary(PROBE)
-        request = pb.ProbeRequest(dial_back=dial_back).SerializeToString()
+        request = pb.ProbeRequest(dial_back=dial_back, summary=summary).SerializeToString()
         reply = parse_probe_reply(await call(request, timeout=span, metadata=call_metadata(identity, insecure)))
         took, now = time.monotonic() - begin, time.time()
         back = tuple((dialled.address, dialled.error) for dialled in reply.dialled)
-        return Probed(address, "", took, reply.time_s - (now - took / 2) if not dial_back else 0.0, back)
+        offset = reply.time_s - (now - took / 2) if not dial_back else 0.0
+        return Probed(address, "", took, offset, back, reply.summary)
     except TimeoutError:
         return Probed(address, "no answer in time")
     except grpc.RpcError as error:

@@ -1,15 +1,17 @@
-"""What other nodes call: Talk opens a link, Read hands out a model that was offered to the caller, Probe answers."""
+"""What other nodes call: Talk opens a link, Read hands out a model to a neighbour of version 0.2, Probe answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from dfca.node.net.gossip import notice_frame
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, check_open, close_frame, read_frame, write_frame
 from dfca.node.net.links.neighbours import Neighbours
+from dfca.node.net.links.parts import PacedSize
 from dfca.node.net.links.wire import Code, InStream, StreamBroken
 from dfca.node.net.local import Local
 from dfca.node.net.probe import answer_probe
@@ -20,7 +22,6 @@ from dfca.node.wire.refused import Refused
 
 CALLS_PER_S, CALLS_BURST = 20.0, 200
 NOTICES_PER_S, NOTICES_BURST = 0.5, 20  # for all removed devices together: each notice searches the roster
-FAST_S, SLOW_S = 0.05, 0.3  # after a faster chunk the size doubles, after a slower one it halves
 
 
 class PeerService:
@@ -29,6 +30,7 @@ class PeerService:
     def __init__(self, local: Local, neighbours: Neighbours, dialer: Dialer, offers: Offers) -> None:
         options = local.options
         self.is_open = False
+        self.summarise: Callable[[], str] = lambda: ""  # says what this node does, for members that ask
         self._local, self._options = local, options
         self._neighbours, self._dialer, self._offers = neighbours, dialer, offers
         self._calls: dict[str, Bucket] = {}
@@ -74,7 +76,7 @@ class PeerService:
             await self._refuse(call, "rate", member, "resource_exhausted")
         self._probing.add(member)
         try:
-            return await answer_probe(self._local, member, request)
+            return await answer_probe(self._local, member, request, self.summarise)
         except Refused as error:
             await self._refuse(call, error.reason, member, "invalid_argument")
             return b""
@@ -91,27 +93,23 @@ class PeerService:
         if data is None or wanted.offset > len(data):
             await call.abort("not_found", "not announced, or withdrawn")
             return
-        view, offset, size = memoryview(data), wanted.offset, self._options.least_chunk_bytes
+        view, offset, size = memoryview(data), wanted.offset, PacedSize.chunk(self._options)
         loop = asyncio.get_running_loop()
         while offset < len(view):
             begin = loop.time()
             try:
                 async with asyncio.timeout(3 * self._options.most_read_s):
-                    await call.write(write_chunk(view, offset, size))
+                    await call.write(write_chunk(view, offset, size.bytes))
             except StreamBroken:  # the reader is gone
                 return
             except TimeoutError:
                 await self._refuse(call, "deadline", member, "deadline_exceeded")
             if self._local.roster.member(member) is None:
                 await self._refuse(call, "member", None, "permission_denied")
-            sent = min(size, len(view) - offset)
+            sent = min(size.bytes, len(view) - offset)
             offset += sent
             self._local.traffic.sent[member] += sent
-            took = loop.time() - begin
-            if took < FAST_S:
-                size = min(2 * size, self._options.chunk_bytes)
-            elif took > SLOW_S:
-                size = max(size // 2, self._options.least_chunk_bytes)
+            size.observe(loop.time() - begin)
 
     async def _admit(self, call: InStream) -> str:
         """Return the caller if it is a member, else refuse the call."""
@@ -148,7 +146,8 @@ class PeerService:
         """Do the handshake of a link; None if there are too many links, or this node is dialling the caller."""
         options = self._options
         async with asyncio.timeout(options.most_dial_s):
-            epoch = self._local.greeting.check(await read_frame(call))
+            hello = await read_frame(call)
+            epoch = self._local.greeting.check(hello)
             if self._local.identity.id < member and self._dialer.is_dialling(member):
                 await self._last_word(call, close_frame("", "this node dials itself"))
                 return None
@@ -163,7 +162,8 @@ class PeerService:
         known = self._local.roster.member(member)
         if known is None:  # removed in the meantime
             raise Refused("member")
-        return NetLink(member, known.number, call, options, self._local.now, False, self._local.around.clock.steady)
+        steady, in_parts = self._local.around.clock.steady, self._local.greeting.agrees_on_parts(hello)
+        return NetLink(member, known.number, call, options, self._local.now, False, steady, in_parts)
 
     async def _last_word(self, call: InStream, frame: bytes) -> bool:
         """Write a frame to a caller that may be gone; return whether it was written."""

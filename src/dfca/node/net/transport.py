@@ -4,9 +4,9 @@
     address = await transport.start()
     node = Node(peer, worker, transport)        # which calls open, send, when_quiet and close
 
-Small messages use one stream per link (`links`); models are announced there and read by separate calls (`sender`,
-`puller`). The node knows neighbours by number, the network by device ID. Everything runs in one event loop; two threads
-encode and check models.
+Everything uses one stream per link (`links`), whichever end dialled: small messages, and models, which are announced
+and then read in parts between other frames (`sender`, `puller`). The node knows neighbours by number, the network by
+device ID. Everything runs in one event loop; two threads encode and check models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dfca.base.errors import ConfigError
 from dfca.node.addresses import join_address
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
-from dfca.node.net.graph import wanted_links
+from dfca.node.net.graph import SwarmGraph
 from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links.detector import SteadyClock
 from dfca.node.net.links.dialer import Dialer
@@ -57,7 +57,8 @@ class GrpcTransport:
 
     on_neighbours: called with the numbers of the neighbours when they change: before `connected` of a new one, after
     `disconnected` of one that left. on_devices: called when the number of devices ever introduced changes.
-    reference_norm: returns the norm of a sound model or None; a received model with a far larger norm is refused.
+    summarise: returns what the node does, as JSON for members that ask. reference_norm: returns the norm of a sound
+    model or None; a received model with a far larger norm is refused.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GrpcTransport:
         self.on_neighbours: Callable[[tuple[int, ...]], None] = lambda numbers: None
         self.on_devices: Callable[[int], None] = lambda count: None
         self.reference_norm: Callable[[], float | None] = lambda: None
+        self.summarise: Callable[[], str] = lambda: ""
         self.address = ""
         self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
         self._folder, self._around = folder, around
@@ -84,6 +86,7 @@ class GrpcTransport:
         self._devices = 0
         self._doubted: dict[NetLink, tuple[Any, float]] = {}
         self._last: dict[str, str] = {}
+        self._graph = SwarmGraph(identity.id, options.degree)
         self._discovery: Any = None
 
     async def start(self) -> str:
@@ -95,7 +98,8 @@ class GrpcTransport:
         """
         options, loop = self._options, asyncio.get_running_loop()
         clock = self._clock = SteadyClock(TICK_S, loop.time())
-        greeting = Greeting(self._swarm.swarm_id, self._swarm.size, DTYPES[self._swarm.dtype], self._swarm.software)
+        swarm = self._swarm
+        greeting = Greeting(swarm.swarm_id, swarm.size, DTYPES[swarm.dtype], swarm.software, options.parts)
         self._local = Local(
             self._identity,
             self._roster,
@@ -124,6 +128,7 @@ class GrpcTransport:
         self._puller.reference_norm = lambda: self.reference_norm()
         self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values(), self._local.now)
         self._service = PeerService(self._local, self._neighbours, self._dialer, self._sender.offers)
+        self._service.summarise = lambda: self.summarise()
         port = await self._wire.serve(self._service.talk, self._service.read, self._service.probe)
         self._running = True
         self.address = join_address(options.host, port)
@@ -225,6 +230,7 @@ class GrpcTransport:
             "state": "up" if link else "dead" if member in self._dialer.dead() else "down",
             "address": self._dialer.reached.get(member) or next(iter(self._dialer.addresses(member)), ""),
             "dialled": link.dialled if link else None,
+            "walled": link is not None and not link.dialled and member not in self._dialer.reached,
             "rtt_s": link.rtt.mean if link else None,
             "silent_s": self._silent_s(member),
             "bytes_in": (link.bytes_in if link else 0) + traffic.received[member],
@@ -250,7 +256,7 @@ class GrpcTransport:
         if own not in members:
             return set()
         if self._options.neighbours == "auto":
-            return wanted_links(own, list(members), dead or set(), self._options.degree)
+            return self._graph.links(members, dead or set())
         named = [self._roster.by_name(name) for name in self._options.neighbours]
         wanted = {member.id for member in named if member is not None} - {own}
         if None in named or not all(self._dialer.addresses(id) for id in wanted):
@@ -266,9 +272,11 @@ class GrpcTransport:
         if (devices := len(self._roster.introduced())) != self._devices:
             self._devices = devices
             self._call(self.on_devices, devices)
-        current = self._wanted(self._dialer.dead())
-        self._dialer.want(current | self._wanted())  # dead ones too, with growing pauses: they may come back
         members = self._roster.members()
+        dead = {id for id in self._dialer.dead() if id in members}
+        current = self._wanted(dead)
+        # Dead ones too, with growing pauses: they may come back, and one that nobody dials would not be known as dead.
+        self._dialer.want(current | self._wanted() | dead)
         numbers = tuple(sorted(members[id].number for id in current | set(self._neighbours.links) if id in members))
         if numbers != self._reported and self._node is not None:
             self._reported = numbers
@@ -349,6 +357,8 @@ class GrpcTransport:
             self._puller.announce(link, frame.announce)
         elif kind == "withdraw":
             self._puller.withdraw(link, frame.withdraw.number)
+        elif kind == "want":
+            self._sender.want(link, frame.want)
         elif kind == "received":
             self._sender.received(link, frame.received.number)
         elif kind == "unavailable":

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,11 @@ CLOCK_S = 30.0  # how far off a clock may be
 EXPIRES_DAYS = 60
 SAVES_KEPT = 4  # banks that must fit on the disk: two generations, the one being written, and partial models
 MOST_MEMBERS = 64
+WALLED = ": it is behind a NAT or a firewall, and dials itself"
+APART = (
+    "if it is behind a NAT or a firewall as this device is, the two do not link: their models travel through members "
+    "that both reach; else: is it running, and is its port open?"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def examine(path: Path) -> Iterator[Check]:
         except DfcaError as error:
             yield _failure("membership", error)
             return
-        yield from asyncio.run(_check_members(folder, running))
+        yield from asyncio.run(_check_members(folder, status))
 
 
 def _attempt(name: str, act: Any, text: str) -> Iterator[Check] | Any:
@@ -200,16 +205,25 @@ def _ask_status(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-async def _check_members(folder: NodeFolder, running: bool) -> list[Check]:
-    """Dial every member; ask those that answer for the time, and to dial back."""
+async def _check_members(folder: NodeFolder, status: dict[str, Any] | None) -> list[Check]:
+    """Dial every member; ask those that answer for the time, and to dial back. status: of a node that runs."""
     others = [member for member in folder.roster.members().values() if member.id != folder.identity.id]
     if not others:
         return [Check("members", "warning", "none but this device", f"invite one: dfca node invite {folder.path}")]
-    checks = await asyncio.gather(*(_check_member(folder, member, running) for member in others[:MOST_MEMBERS]))
-    return list(chain.from_iterable(checks))
+    neighbours, running = (status or {}).get("neighbours", ()), status is not None
+    linked = {neighbour.get("id") for neighbour in neighbours if neighbour["state"] == "up"}
+    dials = (_check_member(folder, member, running, member.id in linked) for member in others[:MOST_MEMBERS])
+    checks = list(chain.from_iterable(await asyncio.gather(*dials)))
+    if not any(check.text.endswith(WALLED) for check in checks if check.name == "reach back"):
+        return checks
+    return [replace(check, outcome="warning", cure=APART) if _is_apart(check) else check for check in checks]
 
 
-async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[Check]:
+def _is_apart(check: Check) -> bool:
+    return check.name == "reach" and check.outcome == "failure"
+
+
+async def _check_member(folder: NodeFolder, member: Any, running: bool, linked: bool) -> list[Check]:
     from dfca.node.net.probe import probe
 
     insecure = folder.config.network.insecure
@@ -221,6 +235,8 @@ async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[
     answered = [probed for probed in results if not probed.error]
     if not answered:
         tried = ", ".join(f"{probed.address}: {probed.error}" for probed in results)
+        if linked:
+            return [Check("reach", "ok", f"{member.name} does not answer ({tried}){WALLED}")]
         cure = f"is {member.name} running, with this device in its roster? is its port open in every firewall between?"
         return [Check("reach", "failure", f"{member.name} does not answer ({tried})", cure)]
     best = min(answered, key=lambda probed: probed.rtt_s)
@@ -228,7 +244,7 @@ async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[
     checks.append(_check_clock(member.name, best.offset_s))
     if running:
         back = await probe(folder.identity, member, best.address, insecure, True)
-        checks.append(_check_back(member.name, back))
+        checks.append(_check_back(member.name, back, linked))
     return checks
 
 
@@ -240,7 +256,7 @@ def _check_clock(name: str, offset_s: float) -> Check:
     return Check("clock", "failure", text, "set the clock of the one that is wrong: timedatectl set-ntp true")
 
 
-def _check_back(name: str, back: Any) -> Check:
+def _check_back(name: str, back: Any, linked: bool) -> Check:
     if back.error:
         return Check("reach back", "warning", f"{name} did not say whether it reaches this device: {back.error}")
     if not back.back:
@@ -249,5 +265,7 @@ def _check_back(name: str, back: Any) -> Check:
         good = next(address for address, error in back.back if not error)
         return Check("reach back", "ok", f"{name} reaches this device at {good}")
     tried = ", ".join(f"{address}: {error}" for address, error in back.back)
+    if linked:
+        return Check("reach back", "ok", f"{name} does not reach this device ({tried}){WALLED}")
     cure = "open the port in this device's firewall, or set network.advertise to an address that others reach"
     return Check("reach back", "failure", f"{name} does not reach this device ({tried})", cure)

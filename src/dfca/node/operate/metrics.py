@@ -87,7 +87,15 @@ def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
     for reason, count in sorted((status.get("refused") or {}).items()):
         refused.add_metric([reason], count)
     yield refused
-    for name, help in (("folds", "Models folded."), ("drops", "Models that came too late or were of no use.")):
+    left_out = CounterMetricFamily("dfca_left_out", "Models that would have ruined this node's.", labels=["neighbour"])
+    for name, count in sorted((status.get("left_out") or {}).items()):
+        left_out.add_metric([name], count)
+    yield left_out
+    for name, help in (
+        ("folds", "Models folded."),
+        ("returns", "Times that it went back to its last good models."),
+        ("drops", "Models that came too late or were of no use."),
+    ):
         yield CounterMetricFamily(f"dfca_{name}", help, value=status.get(name) or 0)
     states = GaugeMetricFamily("dfca_neighbours", "Neighbours by the state of their link.", labels=["state"])
     seen = [str(neighbour.get("state")) for neighbour in neighbours]

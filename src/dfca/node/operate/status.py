@@ -88,16 +88,21 @@ def _score(score: Any) -> dict[str, Any]:
     return values if score.rmse is None else {**values, "rmse": _finite(score.rmse)}
 
 
+def guess_loss(facts: Facts) -> float:
+    """Return the loss of guessing: ln(classes), or 1 for scaled numbers."""
+    return math.log(len(facts.classes)) if facts.classes else 1.0
+
+
 def describe_misfit(losses: Sequence[float], facts: Facts, members: int, known: bool = False) -> str | None:
     """Return a sentence if no model of the swarm fits this device's data, by its last losses before training.
 
     known: it has been reported; taking it back needs a clearly lower loss.
 
-    Guessing has the loss ln(classes), or 1 for scaled numbers. If most of the last losses are no better, others train
+    If most of the last losses are no better, others train
     these models on contradicting data and average away what this device learns. The median, because its own training
     still counts in a round before which nothing arrived.
     """
-    guess = math.log(len(facts.classes)) if facts.classes else 1.0
+    guess = guess_loss(facts)
     if members < 2 or len(losses) < RECENT or median(losses) < (FIT if known else MISFIT) * guess:
         return None
     text = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
@@ -219,6 +224,10 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(
         ("traffic", f"{format_traffic(get('bytes_in', 0))} received, {format_traffic(get('bytes_out', 0))} sent")
     )
+    if get("returns"):
+        left_out = ", ".join(f"{count} of {name}" for name, count in sorted((get("left_out") or {}).items()))
+        text = f"went back to its last good models {counted(get('returns') or 0, 'time')}"
+        rows.append(("guard", f"{text}; left out: {left_out or 'nothing'}"))
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted((get("refused") or {}).items()))
     rows.append(("refused", refused or "nothing"))
     rows += [("problem", text) for text in get("problems") or ()]

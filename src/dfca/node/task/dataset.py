@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class DeviceSamples:
     """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part;
-    of a regression y is float32, scaled too."""
+    tokens are int64, and y of a regression is float32, scaled too."""
 
     train: Pair
     held_out: Pair
@@ -89,7 +89,7 @@ def _input_problems(raw: Raw, facts: Facts) -> list[str]:
 
 
 def _kind(kind: str) -> str:
-    return "images of bytes (uint8)" if kind == "images" else "arrays of numbers"
+    return {"images": "images of bytes (uint8)", "tokens": "tokens"}.get(kind, "arrays of numbers")
 
 
 def matched(raw: Raw, facts: Facts) -> np.ndarray:

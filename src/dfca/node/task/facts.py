@@ -32,6 +32,7 @@ from dfca.base.renamed import current, earlier, refuse_earlier
 from dfca.base.table import Table, option
 from dfca.base.validation import check
 from dfca.core.method import (
+    CODECS,
     MOST_PERSONAL_STEPS,
     OPTIMIZERS,
     Augment,
@@ -110,7 +111,9 @@ class InputFacts(Table):
     features: tuple[Name, ...] = option(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
     shape: tuple[Size, ...] = option(default=(), strict=False, max_length=4, description="of an array without names")
     ignored: tuple[Name, ...] = option(default=(), strict=False, max_length=1000, description="columns to leave out")
-    kind: Literal["table", "array", "images"] = option(default="table", description="images: 0..255, channels first")
+    kind: Literal["table", "array", "images", "tokens"] = option(
+        default="table", description="images: 0..255, channels first; tokens: integers, which are not scaled"
+    )
 
     def __post_init__(self) -> None:
         if bool(self.features) == bool(self.shape):
@@ -136,7 +139,7 @@ class ScalingFacts(Table):
         default=(1.0,), strict=False, min_length=1, max_length=MOST_FEATURES
     )
 
-    curve: Literal["asinh", "linear"] = "asinh"
+    curve: Literal["asinh", "linear", "none"] = "asinh"
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.scale):
@@ -253,6 +256,8 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca-auto" finds them')
         if self.private is not None:
             raise ValueError("private is for simulations: members of a swarm send whole models; leave it out")
+        if self.codec not in CODECS:
+            raise ValueError(f'codec must be {", ".join(CODECS)}: facts run no code, got "{self.codec}"')
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
@@ -356,6 +361,8 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     @cached_property
     def method(self) -> Method:
         """What the members run: the algorithm's options with the swarm's."""
+        from dfca import codecs
+
         algorithm = self.make_algorithm()
         return self.narrowed(
             Method,
@@ -365,6 +372,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             revives=algorithm.revives,
             quorum=self.election.quorum,
             merging=algorithm.merging,
+            codec=codecs.get(self.codec, self.keep),
         )
 
     def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
@@ -375,7 +383,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         algorithm = self.make_algorithm()
         known = self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1)
         options = PeerOptions(
-            rules=rules_of(number, len(neighbours), algorithm, self),
+            rules=rules_of(number, len(neighbours), algorithm, self.method, seed=self.seed),
             neighbours=tuple(neighbours),
             size=self.model_size,
             start=algorithm.start,

@@ -18,7 +18,7 @@ from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
 from dfca.node.task.facts import ALGORITHMS, Facts
-from dfca.node.task.learner import build, measured, weights_digest
+from dfca.node.task.learner import build, check_tokens, measured, weights_digest
 from dfca.node.task.reading import DataRequest as Request
 from dfca.node.task.reading import Raw, found_classes, read, to_number
 from dfca.node.task.scaling import measure
@@ -94,11 +94,14 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             "model": _model(options),
         }
     )
+    inputs, tokens = facts.inputs, facts.inputs.kind == "tokens"
     model = measured(
-        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, facts.crop, config.training.weights
+        facts.model, inputs.sample_shape, facts.outputs, facts.seed, facts.crop, config.training.weights, tokens
     )
     facts = facts.changed(model=model)
-    load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
+    samples = load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
+    if tokens:
+        check_tokens(build(facts, facts.model.factory, config.training.weights), samples.train[0])
     return config, facts
 
 
@@ -124,12 +127,14 @@ def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
         except DfcaError as error:
             found.append(str(error))
     try:
-        build(facts, config.training.factory, config.training.weights)
+        model = build(facts, config.training.factory, config.training.weights)
     except DfcaError as error:
         found.append(str(error))
     if not found:
         try:
-            load(config, folder, facts)
+            samples = load(config, folder, facts)
+            if facts.inputs.kind == "tokens":
+                check_tokens(model, samples.train[0])
         except DfcaError as error:
             found.append(str(error))
     return found
@@ -173,14 +178,18 @@ def _name(folder: Path) -> str:
 
 
 def _defaults(algorithm: str) -> dict[str, Any]:
-    """Settle whether clusters are merged and the personal last step: as the algorithm has it; facts refuse one that
-    does not exist."""
+    """Settle what a new swarm does unless it agrees on something else: it guards its folds; whether it merges clusters
+    and takes a personal last step is the algorithm's. Facts refuse an algorithm that does not exist."""
     from dfca import algorithms
 
     if algorithm not in ALGORITHMS:
         return {"merging": None, "personal": 0}
     record = algorithms.get(algorithm)
-    return {"merging": None if record.merging is None else {}, "personal": record.personal_steps}
+    return {
+        "merging": None if record.merging is None else {},
+        "personal": record.personal_steps,
+        "robust": "clip" if record.exchange == "gossip" else "none",
+    }
 
 
 def _inputs(raw: Raw, config: NodeConfig) -> dict[str, Any]:

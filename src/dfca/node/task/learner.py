@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfca.base.errors import ConfigError, ModelError
+from dfca.base.errors import ConfigError, DataError, ModelError
 from dfca.base.files import sha256, tensor_bytes
 from dfca.core.learning.local import infer, losses, lowest
 from dfca.core.learning.params import FlatModel
@@ -55,8 +55,9 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
 
     Raises ConfigError or ModelError where it is another model than the swarm's.
     """
+    tokens = facts.inputs.kind == "tokens"
     model, digest = _make(
-        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, weights, facts.crop
+        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, weights, facts.crop, tokens
     )
     if model.flat.size != facts.model.size or digest != facts.model.digest:
         raise ModelError(
@@ -73,9 +74,10 @@ def measured(
     seed: int,
     crop: int | None = None,
     weights: str | None = None,
+    tokens: bool = False,
 ) -> ModelFacts:
     """Fill in the size and digest of a model by building it once: what the founder does."""
-    built, digest = _make(model, shape, classes, seed, model.factory, weights, crop)
+    built, digest = _make(model, shape, classes, seed, model.factory, weights, crop, tokens)
     return model.changed(size=built.flat.size, digest=digest)
 
 
@@ -87,6 +89,7 @@ def _make(
     allowed: str | None,
     weights: str | None,
     crop: int | None,
+    tokens: bool,
 ) -> tuple[Architecture, str]:
     make = on_images(_factory(model, cropped(shape, crop), classes, allowed), crop, model.standardise)
     if model.factory is None:
@@ -100,7 +103,7 @@ def _make(
     flat = FlatModel(module)
     if flat.dtype != torch.float32:
         raise ModelError(f"the model of a swarm must be of float32, got {flat.dtype}; convert it by module.float()")
-    _check_outputs(module, shape, classes)
+    _check_outputs(module, torch.zeros(2, *shape, dtype=torch.int64 if tokens else None), classes)
     layout: list[list[Any]] = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
     if flat.frozen:
         layout.append(["constants", constants_digest(flat)])
@@ -167,17 +170,29 @@ def _check_size(module: nn.Module) -> None:
         raise ModelError(f"a model must have at most {MOST_FLOATS} floats, got {floats}; take smaller layers")
 
 
-def _check_outputs(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def _check_outputs(module: nn.Module, zeros: Tensor, classes: int) -> None:
     """Run two samples of zeros: a module of the user's own may not fit."""
     module = module.eval()
     try:
         with torch.no_grad():
-            outputs = module(torch.zeros(2, *shape))
+            outputs = module(zeros)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ModelError(f"the model cannot take samples of shape {shape}: {error}") from None
+        raise ModelError(f"the model cannot take samples of shape {tuple(zeros.shape[1:])}: {error}") from None
     if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(f"the model must give one row of {classes} numbers per sample, (2, {classes}), got {got}")
+
+
+def check_tokens(model: Architecture, tokens: Tensor) -> None:
+    """Raise DataError where the model does not know the largest of the tokens (n, T)."""
+    largest = tokens[int(tokens.amax(dim=1).argmax())][None]
+    try:
+        with torch.no_grad():
+            model.flat.to_module(torch.zeros(model.flat.size))(largest)
+    except (RuntimeError, IndexError) as error:
+        raise DataError(
+            f"the model fails on the token {int(largest.max())} ({error}); give tokens of its own vocabulary"
+        ) from None
 
 
 def _cure(model: ModelFacts) -> str:

@@ -3,8 +3,8 @@
   csv           a header and one row per sample (`csv_table.py`)
   parquet       the same in columns; needs pyarrow
   npz           arrays x (n, *shape) and y (n,): numbers or names; optional `features` (names) and `classes` (names of
-                the numbers in y)
-  safetensors   tensors x and y
+                the numbers in y); or `tokens` (n, T) instead of x, integers that are not scaled
+  safetensors   tensors x or tokens, and y
   images        a folder with one subfolder per class; needs pillow
   factory       "module:function" of the user: runs code, and returns (x, y)
 
@@ -37,6 +37,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGEST = 1e30
 """A number beyond it is no measurement, and its square no float."""
 MOST_CLASSES = 65_536
+ARRAYS = ("x", "tokens", "y", "features", "classes")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Raw:
     dropped: rows that were left out.
     """
 
-    kind: Literal["table", "array", "images"]
+    kind: Literal["table", "array", "images", "tokens"]
     x: np.ndarray
     labels: list[str] | None
     names: tuple[str, ...] | None = None
@@ -186,9 +187,9 @@ def _without_gaps(table: Columns, path: Path, request: DataRequest) -> Columns:
 def _read_npz(path: Path, request: DataRequest) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(path) as container:
         sizes = {info.filename.removesuffix(".npy"): info.file_size for info in container.infolist()}
-    _check_bytes(str(path), sum(sizes.get(name, 0) for name in ("x", "y", "features", "classes")), request)
+    _check_bytes(str(path), sum(sizes.get(name, 0) for name in ARRAYS), request)
     with np.load(path, allow_pickle=False) as content:
-        return {name: content[name] for name in ("x", "y", "features", "classes") if name in content.files}
+        return {name: content[name] for name in ARRAYS if name in content.files}
 
 
 def _read_safetensors(path: Path, request: DataRequest) -> dict[str, np.ndarray]:
@@ -197,7 +198,7 @@ def _read_safetensors(path: Path, request: DataRequest) -> dict[str, np.ndarray]
 
     _check_bytes(str(path), path.stat().st_size, request)
     with safe_open(path, framework="pt") as content:
-        tensors = {name: content.get_tensor(name) for name in ("x", "y") if name in content.keys()}  # noqa: SIM118
+        tensors = {name: content.get_tensor(name) for name in ARRAYS[:3] if name in content.keys()}  # noqa: SIM118
     wide = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in tensors.items()}
     return {name: tensor.numpy() for name, tensor in wide.items()}
 
@@ -225,11 +226,14 @@ def _from_factory(request: DataRequest) -> Raw:
 
 def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: DataRequest) -> Raw:
     """Check arrays x and y, and make them samples."""
-    x, y = arrays.get("x"), arrays.get("y")
+    tokens, y = arrays.get("tokens"), arrays.get("y")
+    x = arrays.get("x") if tokens is None else tokens
     if x is None or (y is None and request.labelled):
         raise DataError(f'{what} has no array "{"x" if x is None else "y"}"; it must have x (n, ...) and y (n,)')
     if x.dtype.kind not in "fiub":
         raise DataError(f"{what}: x must hold numbers, got {x.dtype}")
+    if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.min(initial=0) < 0):
+        raise DataError(f"{what}: tokens must be integers >= 0 of shape (n, T), got {tokens.dtype} of shape {x.shape}")
     if x.ndim < 2 or x.ndim > 5 or 0 in x.shape:
         raise DataError(f"{what}: x must have a shape (n, ...) with 2 to 5 dimensions, none empty, got {x.shape}")
     if y is not None and y.shape != (len(x),):
@@ -239,6 +243,8 @@ def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: DataRequest) -
     if not finite.all():
         raise DataError(f"{what}: sample {int((~finite).argmax())} of x is not finite; remove it, or correct it")
     labels = None if y is None else _labels(what, y, arrays.get("classes"), request.numbers)
+    if tokens is not None:
+        return Raw("tokens", x.astype(np.int64), labels)
     named = _names(what, x, arrays.get("features"), request)
     if named is not None:
         return Raw("table", x[:, named[1]].astype(np.float64), labels, named[0])

@@ -27,6 +27,8 @@ def measure(x: np.ndarray, kind: str) -> ScalingFacts:
     One mean and deviation per feature of a table, per channel (first dimension) of an array; images 0..255 become 0..1.
     A feature that never changes has scale 1, so that it becomes 0 here and stays moderate elsewhere.
     """
+    if kind == "tokens":
+        return ScalingFacts(curve="none")
     if kind == "images":
         return ScalingFacts(mean=(0.0,), scale=(BYTE,), curve="linear")
     axes = (0, *range(2, x.ndim))
@@ -57,9 +59,11 @@ class Scaling:
         return cls(mean, scale, facts.curve)
 
     def apply(self, x: Tensor) -> Tensor:
-        """Scale samples (n, *shape) of any type; returns float32.
+        """Scale samples (n, *shape) of any type; returns float32, or tokens as they are.
 
         The difference is taken in float64: a large mean (a time stamp, a pressure) would eat the digits of a float32.
         """
+        if self.curve == "none":
+            return x
         scaled = ((x.to(torch.float64) - self.mean) / self.scale).clamp(-CLIP, CLIP).to(torch.float32)
         return scaled.asinh() if self.curve == "asinh" else scaled

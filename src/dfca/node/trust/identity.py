@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -155,6 +156,7 @@ def check_certificate(certificate_pem: bytes) -> str:
     return id_
 
 
+@lru_cache(maxsize=1 << 15)
 def peer_number(id: str) -> int:
     """Return the number of a device in the peer protocol: the first 63 bits of its digest.
 
@@ -167,13 +169,18 @@ def peer_number(id: str) -> int:
 def verify(certificate_pem: bytes, data: bytes, signature: bytes) -> bool:
     """Return whether the device of a certificate has signed the data."""
     try:
-        public = x509.load_pem_x509_certificate(certificate_pem).public_key()
+        public = _public_key(certificate_pem)
         if not isinstance(public, ec.EllipticCurvePublicKey):
             return False
         public.verify(signature, data, SIGNING)
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         return False
     return True
+
+
+@lru_cache(maxsize=256)
+def _public_key(certificate_pem: bytes) -> object:
+    return x509.load_pem_x509_certificate(certificate_pem).public_key()
 
 
 def is_device_id(text: object) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.trust.records import SUFFIX_SIGN, Contact, Introduction, Record, Removal
@@ -35,6 +36,8 @@ class Membership:
     removed: frozenset[str]
     introducers: Mapping[str, int]  # whose introductions count, with their distance from the root; also removed ones
     counting: tuple[Introduction, ...]  # the introductions that count
+    names: set[str]  # of the members, folded; `grow` adds to it
+    numbers: set[int]  # of the members; so it does here
 
 
 def find_members(root: str, records: Iterable[Record]) -> Membership:
@@ -69,7 +72,38 @@ def find_members(root: str, records: Iterable[Record]) -> Membership:
     for record in sorted(chosen.values(), key=lambda record: record.id):
         reached = addresses.get(record.id, record.addresses)
         members[record.id] = Member(record.id, names[record.id], record.certificate, reached, record.id in depths)
-    return Membership(members, removed, depths, counting)
+    taken = {_folded(record.name) for record in chosen.values()}
+    return Membership(members, removed, depths, counting, taken, set(chosen))
+
+
+def grow(before: Membership, fresh: Sequence[tuple[Record, Record | None]]) -> Membership | None:
+    """Apply new records (with what they replaced) to a membership, as `find_members` would; None: derive it anew.
+
+    Two kinds are simple: the address of a member, and the first introduction of a device that may not introduce, with
+    a name of its own, by one that was not removed. In a swarm that lives nearly all are.
+    """
+    members, added = dict(before.members), []
+    for record, replaced in fresh:
+        if isinstance(record, Contact):
+            if record.id in members:
+                members[record.id] = replace(members[record.id], addresses=record.addresses)
+            continue
+        if not isinstance(record, Introduction) or replaced is not None or not record.is_device:
+            return None
+        if record.may_introduce or record.id in members or record.id in before.removed:
+            return None
+        if record.introducer not in before.introducers or record.introducer in before.removed:
+            return None
+        members[record.id] = Member(record.id, record.name, record.certificate, record.addresses, False)
+        added.append(record)
+    for record in added:
+        if _folded(record.name) in before.names or peer_number(record.id) in before.numbers:
+            return None
+        before.names.add(_folded(record.name))
+        before.numbers.add(peer_number(record.id))
+    if added:
+        members = dict(sorted(members.items()))
+    return replace(before, members=members, counting=(*before.counting, *added))
 
 
 def find_kept(removals: Iterable[Removal]) -> dict[str, set[str]]:
@@ -136,7 +170,7 @@ def unique_names(names: dict[str, str]) -> dict[str, str]:
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for id_, name in names.items():
-        groups[unicodedata.normalize("NFKC", name).casefold()].append(id_)
+        groups[_folded(name)].append(id_)
     unique = {}
     for ids in groups.values():
         length = len(short(ids[0]))
@@ -145,3 +179,8 @@ def unique_names(names: dict[str, str]) -> dict[str, str]:
         for id_ in ids:
             unique[id_] = names[id_] if len(ids) == 1 else f"{names[id_]}{SUFFIX_SIGN}{id_[:length]}"
     return unique
+
+
+@lru_cache(maxsize=1 << 15)
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()

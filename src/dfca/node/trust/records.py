@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from dfca.node.trust.identity import MAX_CERTIFICATE_BYTES, Identity, is_device_id
 
-MAX_MEMBERS = 1024
+MAX_MEMBERS = 16_384
+MAX_KEPT = 1024  # devices that stay when the one that introduced them is removed
 MAX_RECORD_BYTES = 1 << 16
 MAX_NAME = 64
 MAX_ADDRESSES = 8
@@ -212,8 +213,8 @@ def _certificate(value: Any, field: str) -> bytes:
 
 
 def _kept(value: Any, field: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MAX_MEMBERS or not all(map(is_device_id, value)):
-        raise MalformedRecord(f"kept must be a list of at most {MAX_MEMBERS} IDs")
+    if not isinstance(value, list) or len(value) > MAX_KEPT or not all(map(is_device_id, value)):
+        raise MalformedRecord(f"kept must be a list of at most {MAX_KEPT} IDs")
     if sorted(set(value)) != value:
         raise MalformedRecord("kept must be in order and without doubles")
     return tuple(value)

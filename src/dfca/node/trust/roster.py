@@ -16,9 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from dfca.base.errors import ConfigError, DataError
@@ -26,7 +28,7 @@ from dfca.base.files import explain_write_errors
 from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.node.trust import records
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
-from dfca.node.trust.membership import Member, find_depths, find_members, find_notice
+from dfca.node.trust.membership import Member, find_depths, find_members, find_notice, grow
 from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
 
 MAX_RECORDS = 8 * MAX_MEMBERS
@@ -75,6 +77,11 @@ class Roster:
         self._by_number: dict[int, Member] = {}
         self._introduced: frozenset[int] = frozenset()
         self._digest: str | None = None
+        self._parts: list[bytes] = []  # digests of the records, sorted
+        self._part_of: dict[tuple[str, str, str], bytes] = {}
+        self._feed: dict[tuple[str, str, str], int] = {}  # by slot, when it changed last; the newest at the end
+        self._fresh: list[tuple[Record, Record | None]] = []  # records since the last update, and what they replaced
+        self.serial = 0  # counts changes
         self._shown: Counter[str] = Counter()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -90,9 +97,9 @@ class Roster:
         roster._add_own(identity, first)
         return roster
 
-    def members(self) -> dict[str, Member]:
-        """Return the members by ID, in order of their IDs."""
-        return dict(self._membership.members)
+    def members(self) -> Mapping[str, Member]:
+        """Return the members by ID, in order of their IDs: another object whenever they change."""
+        return self._membership.members
 
     def member(self, id: str) -> Member | None:
         """Return the member with this ID."""
@@ -162,11 +169,14 @@ class Roster:
         """Return a digest that is equal if and only if swarm, root and records are."""
         if self._digest is not None:
             return self._digest
-        signed = (records.canonical(held.signed_bytes(self.swarm), held.signature) for held in self._held.values())
-        parts = sorted(hashlib.sha256(data).digest() for data in signed)
         head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
-        self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
+        self._digest = hashlib.sha256(head + b"".join(self._parts)).hexdigest()
         return self._digest
+
+    def since(self, serial: int) -> list[Record]:
+        """Return the records that came after a change (`serial`), oldest first."""
+        slots = takewhile(lambda slot: self._feed[slot] > serial, reversed(self._feed))
+        return [self._held[slot] for slot in slots][::-1]
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back whenever there are new records; returns a function that ends this."""
@@ -220,7 +230,8 @@ class Roster:
                 f"device {short(id_)} was removed from this swarm, which is final; give it a new identity: make its "
                 "folder again with another name"
             )
-        if any(peer_number(other) == peer_number(id_) for other in self._membership.members if other != id_):
+        other = self._by_number.get(peer_number(id_))
+        if other is not None and other.id != id_:
             raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
         held = self._held.get(("introduction", id_, identity.id))
         serial = 0
@@ -329,12 +340,26 @@ class Roster:
         if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
             return SIGNATURE
         self._held[record.slot] = record
-        self.changed, self._digest = True, None
+        self._note(record, held)
         if isinstance(record, Introduction):
             self._keys.setdefault(record.id, record.certificate)
             if record.may_introduce:
                 self._may_sign.add(record.id)
         return None
+
+    def _note(self, record: Record, replaced: Record | None) -> None:
+        """Note a change, for `digest`, `since` and `_update`."""
+        slot = record.slot
+        if replaced is not None:
+            del self._parts[bisect_left(self._parts, self._part_of[slot])]
+        signed = records.canonical(record.signed_bytes(self.swarm), record.signature)
+        self._part_of[slot] = hashlib.sha256(signed).digest()
+        insort(self._parts, self._part_of[slot])
+        self.serial += 1
+        self._feed.pop(slot, None)
+        self._feed[slot] = self.serial
+        self._fresh.append((record, replaced))
+        self.changed, self._digest = True, None
 
     def _forbidden(self, record: Record) -> str | None:
         """Return why its signer may not make this record, whatever the signature."""
@@ -369,11 +394,18 @@ class Roster:
 
     def _update(self) -> None:
         """Derive the members, and call back, if there are new records."""
-        if self._digest is not None:
+        if not self._fresh:
             return
-        self._membership = find_members(self.root, self._held.values())
-        self._by_number = {member.number: member for member in self._membership.members.values()}
-        self._introduced = frozenset(map(peer_number, self._keys))
+        fresh, self._fresh = self._fresh, []
+        grown = grow(self._membership, fresh)
+        self._membership = find_members(self.root, self._held.values()) if grown is None else grown
+        if grown is None:
+            self._by_number = {member.number: member for member in self._membership.members.values()}
+            self._introduced = frozenset(map(peer_number, self._keys))
+        else:
+            changed = {record.id for record, _ in fresh} & self._membership.members.keys()
+            self._by_number |= {peer_number(id): self._membership.members[id] for id in changed}
+            self._introduced |= {peer_number(id) for id in changed}
         self.digest()
         for callback in tuple(self._callbacks):
             callback()
@@ -382,6 +414,9 @@ class Roster:
         """Return a copy with the same records and no subscribers."""
         other = Roster(self.swarm, self.root)
         other._held, other._keys, other._may_sign = dict(self._held), dict(self._keys), set(self._may_sign)
+        other._parts, other._part_of, other._feed = [*self._parts], dict(self._part_of), dict(self._feed)
+        other.serial, other._fresh = self.serial, [(record, None) for record in self._held.values()]
+        other._membership, other._digest = find_members(self.root, ()), None
         other._update()
         return other
 

@@ -25,7 +25,9 @@ ENCODINGS: dict[str, pb.Encoding] = {
     "bf16": pb.ENCODING_BF16,
     "int8": pb.ENCODING_INT8,
 }  # what an announcement calls the encodings of `payload`
-ENCODING_NAMES: dict[int, str] = {number: name for name, number in ENCODINGS.items()}
+CODED = "coded"  # the payload of a codec (`core.codec`): bytes of the length that the swarm's facts declare
+ANNOUNCED: dict[str, pb.Encoding] = {**ENCODINGS, CODED: pb.ENCODING_CODED}
+ENCODING_NAMES: dict[int, str] = {number: name for name, number in ANNOUNCED.items()}
 
 MOST_FRAME_BYTES = 2**18
 MOST_RECORDS = 256
@@ -118,6 +120,15 @@ def _check_announce(announce: pb.Announce) -> None:
         raise Refused("number", f"{announce.rows} models in one payload, at most {MOST_ROWS}")
 
 
+def _check_want(want: pb.Want) -> None:
+    if not want.number or not want.offset < want.until:
+        raise Refused("field", "a request needs a number and at least one byte")
+
+
+def _check_chunk(_: pb.Chunk) -> None:
+    raise Refused("malformed", "a frame with a chunk and something else")
+
+
 def _check_close(close: pb.Close) -> None:
     _check_text(close.reason, close.text)
     if close.reason and close.reason not in REASONS:
@@ -131,4 +142,6 @@ _CHECKS = {
     "announce": _check_announce,
     "unavailable": lambda frame: _check_text(frame.reason),
     "close": _check_close,
+    "want": _check_want,
+    "chunk": _check_chunk,  # `read_part` reads those
 }

@@ -5,6 +5,7 @@
   int8               x ~ s q: per row and block of `BLOCK` numbers one scale s = max |x| / 127, q = round(x / s); the
                      last `tail` numbers of a model (running statistics of batch norm) stay exact: a small variance
                      that shares a block with a large one would become 0
+  coded              bytes of a codec (`core.codec`), as they are; a peer makes a model of them
   compressed         zstd over the same file, with the bytes of the floats in planes: all first bytes, all second...
 
 docs/protocol.md has the format and the measurements. `unpack` checks everything before a number is used and raises
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.files import safetensors_header, tensor_bytes
-from dfca.node.wire.frames import ENCODINGS
+from dfca.node.wire.frames import CODED, ENCODINGS
 from dfca.node.wire.refused import Reason, Refused
 
 COMPRESSED_BY_DEFAULT = ("bf16",)  # zstd saves a third; of float32 8 to 15 %, of int8 nothing (docs/protocol.md)
@@ -82,6 +83,8 @@ def name(data: _Buffer | list[_Buffer]) -> str:
 def most_bytes(expect: Expect) -> int:
     """Compute the size of the largest valid payload; larger announcements are refused unread."""
     width = 8 if expect.dtype == torch.float64 and expect.encoding in (None, "float64") else 4
+    if expect.encoding == CODED:
+        width = 1
     if expect.encoding == "bf16":
         width = 2
     return 8 + MOST_HEADER_BYTES + width * math.prod(expect.shape)  # int8 is smaller, unless everything is tail
@@ -104,6 +107,8 @@ def pack(model: Tensor, encoding: str = "float32", compress: bool | None = None,
 
 def pieces(model: Tensor, encoding: str = "float32", compress: bool | None = None, tail: int = 0) -> list[_Buffer]:
     """Return what `pack` joins. Pieces may be views of the model: they can be digested while they are copied."""
+    if encoding == CODED and model.dtype == torch.uint8 and model.dim() == 1:
+        return _file({"model": ("U8", tuple(model.shape), _bytes_of(model))}, encoding)
     if model.dim() not in (1, 2) or not model.is_floating_point() or not model.numel():
         raise Refused("shape", f"a model is (P,) or (m, P) of floats, got {tuple(model.shape)} of {model.dtype}")
     if encoding not in ENCODINGS:
@@ -187,6 +192,9 @@ def unpack(data: _Buffer | np.ndarray, expect: Expect) -> Tensor:
     tensors, encoding, start = _header(buffer)
     _check_encoding(encoding, expect)
     parts = {key: (tensor, buffer[start + tensor.begin : start + tensor.end]) for key, tensor in tensors.items()}
+    if encoding == CODED:
+        _check_parts(parts, {"model": ("U8", expect.shape)})
+        return torch.from_numpy(parts["model"][1].copy())
     if encoding == "int8":
         model = _dequantised(parts, expect)
     elif "planes" in parts:
@@ -254,7 +262,8 @@ def _are_sizes(values: Any, most: int) -> bool:
 
 
 def _check_encoding(encoding: str, expect: Expect) -> None:
-    if encoding not in ENCODINGS or expect.encoding not in (None, encoding):
+    known = (CODED,) if expect.dtype == torch.uint8 else ENCODINGS
+    if encoding not in known or expect.encoding not in (None, encoding):
         raise Refused("encoding", f"{encoding!r:.20} instead of {expect.encoding or 'a known encoding'}")
     if encoding == "float64" and expect.dtype != torch.float64:
         raise Refused("dtype", f"float64 numbers for a bank of {expect.dtype}")

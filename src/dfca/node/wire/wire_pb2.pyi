@@ -20,6 +20,7 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_FLOAT64: _ClassVar[Encoding]
     ENCODING_BF16: _ClassVar[Encoding]
     ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_CODED: _ClassVar[Encoding]
 DTYPE_UNSPECIFIED: DType
 FLOAT32: DType
 FLOAT64: DType
@@ -28,9 +29,10 @@ ENCODING_FLOAT32: Encoding
 ENCODING_FLOAT64: Encoding
 ENCODING_BF16: Encoding
 ENCODING_INT8: Encoding
+ENCODING_CODED: Encoding
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "heartbeat", "roster_digest", "roster_records", "message", "announce", "withdraw", "unavailable", "received", "close")
+    __slots__ = ("hello", "heartbeat", "roster_digest", "roster_records", "message", "announce", "withdraw", "unavailable", "received", "close", "want", "chunk")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,8 @@ class Frame(_message.Message):
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     heartbeat: Heartbeat
     roster_digest: RosterDigest
@@ -51,23 +55,27 @@ class Frame(_message.Message):
     unavailable: Unavailable
     received: Received
     close: Close
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., roster_digest: _Optional[_Union[RosterDigest, _Mapping]] = ..., roster_records: _Optional[_Union[RosterRecords, _Mapping]] = ..., message: _Optional[bytes] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., unavailable: _Optional[_Union[Unavailable, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    want: Want
+    chunk: Chunk
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., roster_digest: _Optional[_Union[RosterDigest, _Mapping]] = ..., roster_records: _Optional[_Union[RosterRecords, _Mapping]] = ..., message: _Optional[bytes] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., unavailable: _Optional[_Union[Unavailable, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
-    __slots__ = ("protocol", "swarm", "model_size", "dtype", "epoch", "software")
+    __slots__ = ("protocol", "swarm", "model_size", "dtype", "epoch", "software", "parts")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     swarm: str
     model_size: int
     dtype: DType
     epoch: int
     software: str
-    def __init__(self, protocol: _Optional[int] = ..., swarm: _Optional[str] = ..., model_size: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., epoch: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    parts: bool
+    def __init__(self, protocol: _Optional[int] = ..., swarm: _Optional[str] = ..., model_size: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., epoch: _Optional[int] = ..., software: _Optional[str] = ..., parts: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("number", "echo", "held_us")
@@ -127,6 +135,16 @@ class Received(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class Want(_message.Message):
+    __slots__ = ("number", "offset", "until")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    offset: int
+    until: int
+    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., until: _Optional[int] = ...) -> None: ...
+
 class Close(_message.Message):
     __slots__ = ("reason", "text")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -144,18 +162,22 @@ class ReadRequest(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("dial_back",)
+    __slots__ = ("dial_back", "summary")
     DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     dial_back: bool
-    def __init__(self, dial_back: _Optional[bool] = ...) -> None: ...
+    summary: bool
+    def __init__(self, dial_back: _Optional[bool] = ..., summary: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("time_s", "dialled")
+    __slots__ = ("time_s", "dialled", "summary")
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     DIALLED_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     time_s: float
     dialled: _containers.RepeatedCompositeFieldContainer[DialBack]
-    def __init__(self, time_s: _Optional[float] = ..., dialled: _Optional[_Iterable[_Union[DialBack, _Mapping]]] = ...) -> None: ...
+    summary: str
+    def __init__(self, time_s: _Optional[float] = ..., dialled: _Optional[_Iterable[_Union[DialBack, _Mapping]]] = ..., summary: _Optional[str] = ...) -> None: ...
 
 class DialBack(_message.Message):
     __slots__ = ("address", "error")
@@ -166,12 +188,14 @@ class DialBack(_message.Message):
     def __init__(self, address: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("data", "offset")
+    __slots__ = ("data", "offset", "number")
     DATA_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     offset: int
-    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
     __slots__ = ("hello", "update", "nothing", "copy_request", "copy", "bank_request", "bank_copy", "declined", "probe", "count", "refuse", "open", "centre", "bid", "stand", "candidate", "votes", "decision", "alarm", "served", "report", "question", "answer", "result", "curves")

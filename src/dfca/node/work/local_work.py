@@ -18,9 +18,10 @@ from dfca.base.errors import DfcaError
 from dfca.core.client import Client
 from dfca.core.rules.merging import hide_closed
 from dfca.core.rules.personal import Pair
+from dfca.node.work.guard import ModelGuard
 from dfca.node.work.heap import give_back_memory
 from dfca.node.work.worker import Worker
-from dfca.peer.records.work import Job, Observe, Personalise, Score, Train, Trained, Warm
+from dfca.peer.records.work import Curve, Job, Observe, Personalise, Score, Train, Trained, Warm, WarmUp
 
 RECENT = 10  # rounds of which the losses are remembered
 SHARE = 0.1  # of a node's time that scoring may take
@@ -47,8 +48,12 @@ class LocalWork:
         samples: WorkSamples,
         refresh: Callable[[], WorkSamples | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
+        guard: ModelGuard | None = None,
     ) -> None:
         self.samples, self._refresh, self._clock = samples, refresh, clock
+        self.guard = guard
+        if guard is not None:
+            guard.score = self._loss
         self._worker = Worker(samples.client, held=samples.held)
         self._score_after = -float("inf")
         self.loss: float | None = None  # of the chosen model before the last training
@@ -66,10 +71,8 @@ class LocalWork:
         if isinstance(job, Train):
             self._read_again()
             if bank is not None and self._clock() >= self._score_after:
-                self.score(hide_closed(bank, job.closed))
-        elif isinstance(job, Score):
-            job = replace(job, models=job.models.to(device))
-        result = moved(self._worker.run(job, bank), "cpu")
+                bank = self._settle(bank, job.closed)
+        result = moved(self._worker.run(self._on_device(job), bank), "cpu")
         if isinstance(result, Trained):
             self.loss, self.rounds = result.loss, self.rounds + 1
             self.recent_losses.append(result.loss)
@@ -79,9 +82,33 @@ class LocalWork:
             self.personal = self.samples.score(self._worker.personal[None])
         return result
 
-    def slices(self, job: Observe) -> Iterator[Any]:
+    def _settle(self, bank: Tensor, closed: tuple[int, ...]) -> Tensor:
+        """Score the models; returns them, or the last good ones if these have collapsed."""
+        self.score(hide_closed(bank, closed))
+        if self.guard is None:
+            return bank
+        own = self.report.own
+        settled = self.guard.settle(bank, self.report.cluster, None if own is None else own.loss)
+        if settled is not bank:
+            self.score(hide_closed(settled, closed))
+        return settled
+
+    def _loss(self, model: Tensor) -> float | None:
+        """Compute the held-out loss of a model (P,)."""
+        own = self.samples.score(model[None].to(self.samples.client.x.device)).own
+        return None if own is None else float(own.loss)
+
+    def slices(self, job: Job) -> Iterator[Any]:
         """Do a job beside the rounds piece by piece; the last one yields its result."""
-        return self._worker.slices(replace(job, models=job.models.to(self.samples.client.x.device)))
+        for piece in self._worker.slices(self._on_device(job)):
+            yield moved(piece, "cpu")
+        if isinstance(job, WarmUp):
+            give_back_memory()
+
+    def _on_device(self, job: Job) -> Job:
+        if isinstance(job, Score | Observe | Curve):
+            return replace(job, models=job.models.to(self.samples.client.x.device))
+        return job
 
     def score(self, bank: Tensor) -> None:
         """Score all models on the held-out samples, rarely enough to take at most `SHARE` of the time."""
@@ -99,6 +126,8 @@ class LocalWork:
         if newer is not None:
             self.samples, self._worker = newer, Worker(newer.client, held=newer.held)
             self.rereads += 1
+            if self.guard is not None:
+                self.guard.forget()
             self.problem = None
             give_back_memory()
 

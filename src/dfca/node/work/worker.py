@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Client, effective
-from dfca.core.learning.deployment import deploy, measure, steps_of
+from dfca.core.learning.deployment import deploy, measure_in_slices, steps_of
 from dfca.core.learning.local import local_steps, sample_losses
 from dfca.core.learning.params import initial
 from dfca.core.rng import Noise, seeded, stream
@@ -59,19 +59,13 @@ class Worker:
         if isinstance(job, Train):
             assert bank is not None
             return self._train(job, bank)
-        if isinstance(job, WarmUp):
-            return self._warm_up(job)
+        if isinstance(job, WarmUp | Observe | Curve):
+            *_, result = self.slices(job)
+            return result
         if isinstance(job, Score):
             return self._losses(job, job.models)
-        if isinstance(job, Observe):
-            *_, judged = self.slices(job)
-            return judged
         if isinstance(job, Draw):
             return self.client.start().bank
-        if isinstance(job, Curve):
-            assert bank is not None
-            train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
-            return OwnCurve(*measure(self.client, bank, few(train, self.client), held, job.closed))
         if isinstance(job, Personalise):
             assert bank is not None
             samples = few((self.client.x, self.client.y), self.client)
@@ -95,8 +89,21 @@ class Worker:
         fine = bool(torch.isfinite(model).all())
         return Trained(choice.cluster, fine, model, lowest, len(client.y), tuple(losses.tolist()))
 
-    def slices(self, job: Observe) -> Iterator[tuple[tuple[float, ...], float] | None]:
+    def slices(self, job: Job) -> Iterator[Any]:
         """Do a job of the background in short slices, between which rounds are trained; the last yields its result."""
+        if isinstance(job, WarmUp):
+            return self._warm_up(job)
+        if isinstance(job, Observe):
+            return self._observe(job)
+        assert isinstance(job, Curve)
+        return self._measure(job)
+
+    def _measure(self, job: Curve) -> Iterator[OwnCurve | None]:
+        train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
+        for measured in measure_in_slices(self.client, job.models, few(train, self.client), held, job.closed):
+            yield None if measured is None else OwnCurve(*measured)
+
+    def _observe(self, job: Observe) -> Iterator[tuple[tuple[float, ...], float] | None]:
         seen, merging = self._client(held_out=True), self.client.algorithm.merging
         assert self.unseen is not None
         assert merging is not None  # else nobody surveys
@@ -115,7 +122,7 @@ class Worker:
                 judged = next(slices)
             yield judged
 
-    def _warm_up(self, job: WarmUp) -> Warm:
+    def _warm_up(self, job: WarmUp) -> Iterator[Warm | None]:
         """Train a model from the common start; one that diverges is the start itself."""
         client, parts = self._client(job.held_out), self._parts(job)
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
@@ -124,8 +131,9 @@ class Worker:
         for stage, options in enumerate(client.algorithm.election.warmup(local)):
             with seeded(client.seed, "noise", client.id, -1 - stage):
                 own = local_steps(client.model, own, x, y, options)
+            yield None
         own = own if bool(torch.isfinite(own).all()) else begin
-        return Warm(own, self._losses(job, own[None]))
+        yield Warm(own, self._losses(job, own[None]))
 
     def _losses(self, job: WarmUp | Score, models: Tensor) -> Losses:
         client, parts = self._client(job.held_out), self._parts(job)

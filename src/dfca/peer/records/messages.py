@@ -18,7 +18,7 @@ from dfca.core.rules.election import Tally
 from dfca.core.rules.merging import EXCESSES, Poll, Survey
 from dfca.core.rules.personal import GRID, SWEEPS
 from dfca.core.rules.relay import Offer
-from dfca.core.state import Message
+from dfca.core.state import Message, PushedMessage
 from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
 MOST_ATTEMPT = 2**32
@@ -384,7 +384,7 @@ def _is_model(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    if type(value) is not Message:
+    if type(value) not in (Message, PushedMessage):
         return False
     sound: bool | None = value.__dict__.get("sound")  # looked at once, like `Message.finite`: it may go to many
     if sound is None:

@@ -1,9 +1,9 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
 A peer never computes a loss or a gradient. It asks for a job and keeps serving messages; the driver answers with
-`Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
-One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short; a
-`Score` may run beside it. So does `Observe`, which takes long and is `peer.background`: no round waits for it.
+`Peer.finished(job, result, now)`. A peer has at most one long job of its rounds at a time, `peer.job`, and one that
+runs beside them, `peer.background`, on copies of its models: no round waits for it. A job that is neither when it ends
+was cancelled, and its result is ignored. `Score` and `Draw` are short.
 
 The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
 out (`learning.holdout`); else it takes all.
@@ -42,7 +42,7 @@ class Rest:
 class WarmUp:
     """Train a model (P,) from the common start, for an election; stage: names the random parts of the samples.
 
-    The result is `Warm`.
+    It runs beside the rounds of a peer that has models. The result is `Warm`.
     """
 
     stage: int | None
@@ -78,10 +78,12 @@ class Observe:
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Measure the losses on held-out samples by the number of personal steps (`rules.personal`) from the model that the
-    peer would deploy; closed: the clusters that it would not. The bank does not change until the job has ended. The
-    result is `OwnCurve`.
+    peer would deploy, beside the rounds.
+
+    models (m, P): copies of its models; closed: the clusters that it would not deploy. The result is `OwnCurve`.
     """
 
+    models: Tensor
     closed: tuple[int, ...] = ()
 
 
@@ -135,9 +137,9 @@ class Warm(NamedTuple):
 Job = Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise
 
 
-LONG = (Train, Rest, WarmUp, Curve, Personalise)
-"""Jobs that take time, one after the other."""
-KEPT = (Train, Curve, Personalise)
+LONG = (Train, Rest, WarmUp, Observe, Curve, Personalise)
+"""Jobs that take time."""
+KEPT = (Train, Personalise)
 """Those of them that read the bank, which does not change meanwhile, and are never broken off."""
 
 

@@ -1,11 +1,11 @@
 """Axes of figures: bounds that cut nothing off, ticks, names beside the lines, and where a closer look is due.
 
-What is INK or FAINT here takes the page's colours in an `<svg>` element (`plots.to_svg`).
+What is INK or FAINT here takes the page's colours in an `<svg>` element (`svg.to_svg`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,14 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dfca.report.drawing.curves import ScoreCurve
-
-INK = "#010101"  # stands for the page's text colour
-FAINT = "#020202"  # stands for the page's colour of thin lines
+from dfca.report.drawing.sizes import WIDTH, layout_width
+from dfca.report.drawing.svg import FAINT, INK, NotebookFigure
 
 FAR = 0.1  # of the whole: a line that ends so far below the next one stretches the axis
 CROWDED = 0.5  # a closer look is due where most lines end within this part of the range of all
+WHOLE = 0.7  # of the range of all lines: beyond, a closer look shows the same again
+CLEAR = 0.05  # of the closer range: ends that lie nearer together are not seen apart there either
 FLAT = 0.02  # of the whole: lines that lie within it look the same from close by
+NARROWEST_AXES = 1.2  # inches
 Dash = str | tuple[int, tuple[float, ...]]
+DASHES: tuple[Dash, ...] = ("-", (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 
 
 class Style(NamedTuple):
@@ -52,12 +55,15 @@ class Zoom(NamedTuple):
         return {name: curve for name, curve in series.items() if name not in self.outside}
 
 
-def with_room(names: Iterable[str], height: float = 4.0) -> tuple[Figure, Axes]:
-    """Make axes of one size, with room for the longest name at their right."""
+def with_room(names: Collection[str]) -> tuple[Figure, Axes]:
+    """Make axes with room for the longest name at their right: of one size on the page, as wide as print has room."""
     right = max(1.75, 0.7 + 0.085 * max(map(len, names), default=0))
-    width = 0.8 + 3.85 + right
-    figure = Figure(figsize=(width, height))
-    return figure, figure.add_axes((0.8 / width, 0.13, 3.85 / width, 0.84))
+    page = layout_width(0.0)
+    width = page or 0.8 + 3.85 + right
+    right = min(right, width - 0.8 - NARROWEST_AXES)
+    height = max(4.0 * min(1.0, page / WIDTH), 0.7 + 0.21 * len(names)) if page else 4.0
+    figure = NotebookFigure(figsize=(width, height))
+    return figure, figure.add_axes((0.8 / width, 0.52 / height, 1 - (0.8 + right) / width, 1 - 0.64 / height))
 
 
 def zoom_of(series: Mapping[str, ScoreCurve]) -> Zoom | None:
@@ -79,7 +85,13 @@ def zoom_of(series: Mapping[str, ScoreCurve]) -> Zoom | None:
                 for x, mean in zip(curve.x, curve.mean, strict=True)
                 if np.isfinite(mean) and x >= 0.5 * curve.x[-1]
             ]
-            if max(later) - min(later) < FLAT:
+            inside, everything = (
+                ends[few:],
+                [mean for curve in series.values() for mean in curve.mean if np.isfinite(mean)],
+            )
+            if max(later) - min(later) < FLAT or inside[-1][0] - inside[0][0] < CLEAR * (max(later) - min(later)):
+                return None
+            if max(later) - min(later) > WHOLE * (max(everything) - min(everything)):
                 return None
             low, high = 100 * min(later), 100 * max(later)
             edge = max(0.5, 0.08 * (high - low))

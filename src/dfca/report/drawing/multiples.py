@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from dfca.experiment.sweep import label_of
 from dfca.report.drawing import plots
-from dfca.report.drawing.axes import Dash, Style
+from dfca.report.drawing.axes import DASHES, Dash, Style
 from dfca.report.drawing.curves import ByRound, CurveComparison, Scale, ScoreCurve, by_round, curves_of
+from dfca.report.drawing.palette import cluster_colour
 from dfca.report.drawing.plots import NamedFigure
 from dfca.runs.store.reading import Run
 
+MOST_LINES = 8  # of one axis
 MOST = 24  # panels: beyond, nobody looks at each
 DASH_ARRAYS: Mapping[Dash, str] = {"--": "6 3", ":": "1.5 2.5", "-.": "7 2 1.5 2"}
 
@@ -46,6 +48,36 @@ def against_multiples(
         )
         for label, same in by_measure.items()
     ]
+
+
+def in_one_axis(
+    panels: Sequence[tuple[str, Mapping[str, ScoreCurve]]], style: Mapping[str, Style]
+) -> tuple[dict[str, ScoreCurve], dict[str, Style]] | None:
+    """Put the lines of several panels into one, each named by what it is compared in; None where they are too many."""
+    names = dict.fromkeys(name for _, series in panels for name in series)
+    if len(panels) < 2 or sum(len(series) for _, series in panels) > MOST_LINES:
+        return None
+    keys = {title.partition("=")[0] for title, _ in panels}
+    curves: dict[str, ScoreCurve] = {}
+    styles: dict[str, Style] = {}
+    for number, (title, series) in enumerate(panels):
+        at = title.partition("=")[2] if len(keys) == 1 and "," not in title else title
+        for name, curve in series.items():
+            label = at if len(names) == 1 else f"{name}, {at}"
+            own = Style(style[name].colour, DASHES[number % len(DASHES)])
+            curves[label], styles[label] = curve, Style(cluster_colour(number), "-") if len(names) == 1 else own
+    return curves, styles
+
+
+def by_round_figures(run: Run, style: Mapping[str, Style]) -> list[NamedFigure]:
+    """Draw the measures by round with a line per point and algorithm, where they are few."""
+    made = []
+    for measure in by_round(run.metric):
+        panels = [(point.label, curves_of(run.at(point), measure.key)) for point in run.points]
+        if merged := in_one_axis([(title, series) for title, series in panels if series], style):
+            drawn = plots.draw_curves(*merged, measure.label, measure.scale)
+            made.append(NamedFigure(f"{measure.key.replace('_', '-')}-by-round", measure.caption, drawn))
+    return made
 
 
 def by_round_multiples(run: Run, style: Mapping[str, Style]) -> list[Multiple]:

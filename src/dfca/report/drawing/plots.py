@@ -1,32 +1,22 @@
-"""Figures with matplotlib: curves with a band, bars, graphs of clients; as SVG for a page or as files.
+"""Figures with matplotlib: curves with a band, bars, graphs of clients.
 
-`to_svg` makes an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black here
-takes the colour of the page's text, so that one page reads on a light and on a dark screen. `save` writes the same
-figure as PNG, SVG and PDF. No pyplot, no global figure. Tables and formats import none of this: matplotlib costs a
-second of start-up.
+No pyplot, no global figure. Tables and formats import none of this: matplotlib costs a second of start-up.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dfca.report.drawing import palette
 from dfca.report.drawing.axes import (
-    FAINT,
-    INK,
     LineEnd,
     Style,
     Zoom,
@@ -40,8 +30,8 @@ from dfca.report.drawing.axes import (
 )
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
+from dfca.report.drawing.svg import INK, to_svg
 
-FAINT_ON_PAPER = "#d9dde2"
 EDGE = palette.GREY  # edges of graphs: readable on light and dark, also where they are pixels
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -85,8 +75,8 @@ def draw_curves(
     Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
     With a zoom only its part of the axis is drawn, and only the lines that end there.
     """
+    figure, axes = with_room(style)  # of all lines of a run: its figures are of one height
     series = series if zoom is None else zoom.inside(series)
-    figure, axes = with_room(series)
     ends = _fill(axes, series, style, scale, against)
     axes.set_xlabel(against)
     axes.set_ylabel(label)
@@ -167,12 +157,17 @@ def draw_lines(
 
 def draw_bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> Figure:
     """Draw one horizontal bar per algorithm, the value written at its end."""
-    figure = Figure(figsize=(6.4, 0.75 + 0.34 * len(values)))
-    height = figure.get_figheight()
-    names = list(values)
+    names, rows = list(values), 0.75 + 0.34 * len(values)
+    height = max(4.0, rows)  # as that of curves, beside which it stands
+    figure = Figure(figsize=(with_room(names)[0].get_figwidth(), height))
     left = max(1.15, 0.2 + 0.085 * max(map(len, names), default=0)) / figure.get_figwidth()
     axes = figure.add_axes((left, 0.52 / height, 0.86 - left, 1 - 0.6 / height))
-    axes.barh(names, [values[name] for name in names], color=[style[name].colour for name in names], height=0.62)
+    axes.barh(
+        names,
+        [values[name] for name in names],
+        color=[style[name].colour for name in names],
+        height=0.62 * rows / height,
+    )
     for position, name in enumerate(names):
         axes.annotate(
             write[name], (values[name], position), (4, 0), textcoords="offset points", va="center", color=INK, size=11
@@ -254,46 +249,3 @@ def _canvas(half: float) -> tuple[Figure, Axes]:
 def marker_of(cluster: int) -> str:
     """Return the marker of a cluster: a disc, and other shapes where the colours come round again."""
     return MARKERS[max(cluster, 0) // len(CLUSTERS) % len(MARKERS)]
-
-
-def to_svg(figure: Figure, salt: str = "") -> str:
-    """Write a figure as an `<svg>` element to put into a page; a salt makes the ids of equal figures differ."""
-    _take_literally(figure)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "path.simplify_threshold": 0.2}):
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, dpi=170, metadata={"Date": None})
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r'\s(xmlns(:\w+)?|width|height|version)="[^"]*"', "", text, count=5)
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r"(font:[^;\"]*?px)[^;\"]*", r"\1 system-ui, sans-serif", text)
-    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #ccc)")
-    own = hashlib.sha256((salt + text).encode()).hexdigest()[:8]  # two figures of one page must not share an id
-    text = re.sub(r'\bid="', f'id="f{own}-', text)
-    text = re.sub(r'(href="#|url\(#)', rf"\1f{own}-", text)
-    return text.strip()
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure beside each other as PNG, SVG and PDF; the same figure makes the same bytes."""
-    _take_literally(figure)
-    for axes in figure.axes:
-        axes.tick_params(grid_color=FAINT_ON_PAPER)
-    written = []
-    options: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
-    options["pdf"] = {"metadata": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "pdf.fonttype": 42}):
-        for kind, extra in options.items():
-            path = stem.with_name(f"{stem.name}.{kind}")
-            figure.savefig(path, format=kind, facecolor="white", bbox_inches="tight", pad_inches=0.05, **extra)
-            written.append(path)
-    return written
-
-
-def _take_literally(figure: Figure) -> None:
-    """Show a `$` in a name as it is: matplotlib would read what is between two of them as a formula."""
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_parse_math(False)

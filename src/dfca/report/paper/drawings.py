@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from dfca.report.drawing.axes import INK, plain
+from dfca.report.drawing.axes import plain
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
 from dfca.report.drawing.plots import EDGE, marker_of
+from dfca.report.drawing.sizes import layout_width
+from dfca.report.drawing.svg import INK
 from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
 
@@ -28,7 +30,7 @@ def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
 
     Row j is the found cluster that fits true cluster j best, so that a full diagonal is agreement.
     """
-    wide = max(1, min(COLUMNS, len(counts)))
+    wide = max(1, min(len(counts), int(layout_width(2.3 * COLUMNS) / 2.3)))
     high = -(-len(counts) // wide)
     figure = Figure(figsize=(2.3 * wide, 2.55 * high), layout="constrained")
     for place, (name, matrix) in enumerate(counts.items()):
@@ -59,7 +61,7 @@ def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
 def draw_networks(clusters: ClusterMap) -> Figure:
     """Draw one graph several times: the true groups, and what each algorithm found, wrong clients in a ring."""
     positions, panels = clusters.positions, clusters.colourings
-    wide = min(COLUMNS, len(panels))
+    wide = max(1, min(len(panels), int(layout_width(2.9 * COLUMNS) / 2.9)))
     high = -(-len(panels) // wide)
     figure = Figure(figsize=(2.9 * wide, 3.15 * high), layout="constrained")
     pairs = np.asarray(clusters.edges, dtype=np.int64).reshape(-1, 2)
@@ -124,7 +126,7 @@ def _draw_windows(axes: Axes, samples: np.ndarray) -> None:
 
 def draw_contraction(measured: Sequence[Mixing]) -> Figure:
     """Draw the worst ratio of disagreement in a round against the bound λ² of the graph, one dot per graph and seed."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Figure(figsize=(layout_width(), 4.0), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color=EDGE, lw=1.2, ls="--", zorder=1, label="the bound")
     kinds = list(dict.fromkeys((str(at.point.get("mixing.weights", "")), at.models) for at in measured))
@@ -147,7 +149,7 @@ def draw_contraction(measured: Sequence[Mixing]) -> Figure:
 
 def draw_drift(series: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """Draw how far a round of mixing moves the network's average, relative to it: a line per run, a colour per rule."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Figure(figsize=(layout_width(), 4.0), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, lines) in enumerate(series.items()):
         for index, values in enumerate(lines):

@@ -16,12 +16,17 @@ from dfca.data.partitions import make_split
 from dfca.experiment.config import Config
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Style, zoom_of
-from dfca.report.drawing.curves import CurveComparison, ScoreCurve, by_round, comparisons, curves_of
+from dfca.report.drawing.curves import AXES, CurveComparison, ScoreCurve, by_round, comparisons, curves_of
 from dfca.report.drawing.palette import CLUSTERS
 from dfca.report.drawing.plots import NamedFigure
+from dfca.report.drawing.sizes import FigureSize, sized
+from dfca.report.drawing.svg import save
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
 from dfca.report.rows import kind_of
+from dfca.report.virtual.figures import virtual_drawings
+from dfca.report.virtual.plots import draw_courses
+from dfca.report.virtual.summary import VirtualResults, is_virtual
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import PointRow
 
@@ -29,22 +34,27 @@ FEW = 6  # points of a sweep: beyond, figures of single points would fill pages 
 SAMPLES = 10
 
 
-def save_figures(run: Run, folder: Path) -> list[Path]:
-    """Write every figure of a run as PNG, SVG and PDF; returns the files.
+def save_figures(run: Run, folder: Path, size: FigureSize | None = None, paper_names: bool = False) -> list[Path]:
+    """Write every figure of a run as PNG, SVG and PDF, of a size in print where one is given; returns the files.
 
     Raises:
         RunError: if the folder cannot be written.
+        ConfigError: if the size leaves no room.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [path for drawing in draw_all(run) for path in plots.save(drawing.figure, folder / drawing.name)]
+        with sized(size):
+            drawings = draw_all(run)
+            return [path for one in drawings for path in save(one.figure, folder / one.name, size, paper_names)]
     except OSError as error:
         raise RunError(f"{error.filename or folder} cannot be written: {error.strerror}; use another folder") from error
 
 
 def draw_all(run: Run) -> Iterator[NamedFigure]:
     """Draw everything that this run can show."""
-    if not run.swept:
+    if is_virtual(run):
+        yield from (drawing for section in virtual_drawings(VirtualResults.of(run)).values() for drawing in section)
+    elif not run.swept:
         yield from _of_point(run, "")
     elif theory.mixing(run):
         yield from theory_drawings(run)
@@ -83,6 +93,19 @@ def by_round_drawings(run: Run, suffix: str = "") -> Iterator[NamedFigure]:
             if scale == "percent" and (zoom := zoom_of(series)) is not None:
                 closer = f"A closer look, without {', '.join(zoom.outside)}. {caption}"
                 yield NamedFigure(f"{name}-closer", closer, plots.draw_curves(series, style, label, zoom=zoom))
+
+
+def traffic_drawing(run: Run, suffix: str = "") -> NamedFigure | None:
+    """Draw the score against what a client has sent and received; None where nobody sends anything."""
+    metric, drawn = run.metric, curves_of(run, run.metric.key, "traffic")
+    series = {name: curve for name, curve in drawn.items() if curve.x[-1] > 0}
+    if not series:
+        return None
+    silent = [name for name in drawn if name not in series]
+    caption = f"{metric.capitalised} against what a client has sent and received; the mean over clients and seeds."
+    caption += f" Not drawn, for it sends nothing: {', '.join(silent)}." if silent else ""
+    figure = draw_courses(series, style_of(run), AXES["traffic"], metric=metric)
+    return NamedFigure(f"{metric.key.replace('_', '-')}-by-traffic{suffix}", caption, figure)
 
 
 def against_drawing(comparison: CurveComparison, style: Mapping[str, Style]) -> NamedFigure:
@@ -181,6 +204,8 @@ def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
 def _of_point(run: Run, suffix: str) -> Iterator[NamedFigure]:
     """Draw curves by round, the graph and the confusion of a run without a sweep, or of one point."""
     yield from by_round_drawings(run, suffix)
+    if (traffic := traffic_drawing(run, suffix)) is not None:
+        yield traffic
     clusters = map_clusters(run)
     if clusters is not None:
         caption = "The graph with the true groups and what each algorithm found; ringed: in a cluster of another group."

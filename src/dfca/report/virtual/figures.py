@@ -5,13 +5,13 @@ VirtualResults (a run folder or a file of results) -> sections of figures -> the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dfca.report.drawing.axes import Style, zoom_of
-from dfca.report.drawing.curves import ScoreCurve
+from dfca.report.drawing.curves import ScoreCurve, mean_curve
 from dfca.report.drawing.palette import CLUSTERS, GREY
 from dfca.report.drawing.plots import NamedFigure
 from dfca.report.rows import MeanStd, kind_of
@@ -20,9 +20,9 @@ from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of,
 from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.rows import PointRow, TrialRow
 
-FEW = 4  # values of the axis whose courses are drawn
+FEW = 2  # values of the axis whose courses are drawn: its ends
+MOST_LANES = 3  # timelines
 OLDEST = 8  # the last bar of the ages
-GRID = 200
 JOINER_STYLES = {
     "late joiners": Style(CLUSTERS[4], "-"),
     "the others": Style(CLUSTERS[0], "-"),
@@ -119,24 +119,6 @@ def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[
                     yield NamedFigure(f"{stem}{tail}-closer", caption, figure, title)
 
 
-def mean_curve(courses: Iterable[tuple[Sequence[float], Sequence[float | None]]]) -> ScoreCurve | None:
-    """Return mean and deviation over seeds on a common grid; between evaluations the last one counts."""
-    pairs = []
-    for x, y in courses:
-        known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
-        if known:
-            pairs.append(np.asarray(known, float).T)
-    if not pairs:
-        return None
-    if all(len(pair[0]) == len(pairs[0][0]) and np.allclose(pair[0], pairs[0][0]) for pair in pairs):
-        grid = pairs[0][0]
-    else:
-        grid = np.linspace(max(p[0][0] for p in pairs), min(p[0][-1] for p in pairs), GRID)
-    table = np.array([b[np.searchsorted(a, grid + 1e-9, side="right") - 1] for a, b in pairs])
-    std = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
-    return ScoreCurve(grid.tolist(), table.mean(axis=0).tolist(), std)
-
-
 def _marks(point: PointRow, metric: ShownMetric) -> list[Mark]:
     marks = []
     target = point.clock.get("target_accuracy", point.clock.get("target"))
@@ -221,7 +203,7 @@ def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Named
 def _timelines(results: VirtualResults) -> Iterator[NamedFigure]:
     """Draw the timelines at the middle value of the axis."""
     axis = results.axis
-    for table in rows_of(results.timelines, axis, results.middle) if results.variants else ():
+    for table in rows_of(results.timelines, axis, results.middle)[:MOST_LANES] if results.variants else ():
         name = variants([table], axis)[0]
         where = f", {axis.key} = {results.middle:g}" if axis.key else ""
         title = f"{name}{where}, seed {table.seed}"

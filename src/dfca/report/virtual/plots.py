@@ -13,12 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dfca.report.drawing.axes import (
-    FAINT,
-    INK,
-    Dash,
+    DASHES,
     Style,
     Zoom,
     label_ends,
@@ -32,12 +30,13 @@ from dfca.report.drawing.axes import (
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
+from dfca.report.drawing.sizes import layout_width
+from dfca.report.drawing.svg import FAINT, INK
 from dfca.report.virtual.summary import LaneTable
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 
 TRAIN, SEND, OFFLINE, WAIT = CLUSTERS[0], CLUSTERS[1], GREY, FAINT
 FATES = {"used": CLUSTERS[2], "unused": GREY, "lost": CLUSTERS[4]}
-DASHES: tuple[Dash, ...] = ("-", (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 HATCHES = ("", "////", "....", "xxxx")
 
 
@@ -75,16 +74,14 @@ def draw_courses(
     zoom: Zoom | None = None,
 ) -> Figure:
     """Draw scores over time or traffic (the label), with a band of one deviation over seeds."""
+    figure, axes = with_room(style)
     series = series if zoom is None else zoom.inside(series)
-    figure, axes = with_room(series)
     ends = draw_lines(axes, series, style, "percent" if metric.percent else "number", marked=False)
     if metric.percent:
         percent_axis(axes)
     if zoom is not None:
         look_closer(axes, zoom)
-    axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    _length_axis(axes, series, [end.x for end in ends])
     axes.set_xlabel(label)
     axes.set_ylabel(metric.label)
     plain(axes)
@@ -96,6 +93,20 @@ def draw_courses(
     return figure
 
 
+def _length_axis(axes: Axes, series: Mapping[str, ScoreCurve], ends: Sequence[float]) -> None:
+    """Begin at 0; where a line ends beyond ten times the end of another, the axis is logarithmic."""
+    last = max(ends, default=1) or 1
+    if len(ends) > 1 and last > 10 * min(ends) > 0:
+        axes.set_xscale("log")
+        axes.set_xlim(min(x for curve in series.values() for x in curve.x if x > 0), last)
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_xlim(0, last)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
 def draw_against(
     series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
@@ -104,7 +115,7 @@ def draw_against(
     scale: Literal["percent", "number", "amount"] = "percent",
 ) -> Figure:
     """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
-    figure, axes = with_room(series)
+    figure, axes = with_room(style)
     ends = draw_lines(axes, series, style, scale, marked=True)
     if scale == "amount":
         values = [float(mean) for curve in series.values() for mean in curve.mean]
@@ -121,7 +132,7 @@ def draw_against(
 
 def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int, unit: str) -> Figure:
     """Draw which share of the folded models had which age, bars side by side; the last is "and older"."""
-    figure = Figure(figsize=(6.4, 3.2))
+    figure = Figure(figsize=(layout_width(), 3.2))
     axes = figure.add_axes((0.115, 0.17, 0.86, 0.80))
     width = 0.8 / max(1, len(series))
     for number, (name, shares) in enumerate(series.items()):

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from dfca.experiment.sweep import write
+from dfca.report.drawing.curves import known_value
 from dfca.report.rows import kind_of
 from dfca.runs.store.folder import read_json
 from dfca.runs.store.reading import Run
@@ -232,7 +233,7 @@ def courses(run: Run, metrics: Sequence[EvaluationRow]) -> list[Course]:
                 seed,
                 point.at,
                 time_s=[round(row.time_s or 0.0, 6) for row in rows],
-                score=[None if row.score is None else _short(row.score) for row in rows],
+                score=[None if (score := known_value(row, row.metric)) is None else _short(score) for row in rows],
                 megabytes=[_short((traffic_bytes(row) or 0.0) / (point.clients or 1) / 1e6) for row in rows],
                 joiners=late,
                 others=others,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tomli_w
 
-from dfca.base.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, DfcaError, RunError
 from dfca.base.files import text_sha256
 from dfca.base.renamed import renamed
 from dfca.base.toml import parse_toml
@@ -195,6 +195,8 @@ def understood(folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    except DfcaError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise RunError(
             f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); restore "

@@ -58,6 +58,7 @@ class TrialRow(StoredRow):
     bytes_sent: float | None  # by clients
     start_bytes: float | None  # by elections
     server_bytes_sent: float | None
+    epsilon: float | None  # of [privacy]
     lines: int | None  # of metrics, in its file
     finished: bool
     error: str  # "" where it did not fail

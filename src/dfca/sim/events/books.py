@@ -33,9 +33,9 @@ INPUTS = frozenset(
 """What can go into a peer; "scored" is the end of a short job; "unused" does not: a job that was done before its end,
 and never ended."""
 _SENDS = frozenset(("send", "answer", "repeat"))
-_STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch", "measured", "tuned"))
+_STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch", "tuned"))
 _new = tuple.__new__  # records are made in a third of the time: there are many
-_BOOKED = _SENDS | _STOPS | {"start", "warm", "measure", "tune", "return", "candidacy"}
+_BOOKED = _SENDS | _STOPS | {"start", "warm", "tune", "return", "candidacy"}
 
 
 class TraceRecord(NamedTuple):
@@ -157,7 +157,7 @@ class RunLog:
             self.start_models += 1
         elif client == SERVER:
             return
-        elif kind in ("start", "warm", "measure", "tune"):
+        elif kind in ("start", "warm", "tune"):
             self._began[client] = time
         elif kind == "return":
             self._away[client] += time - self._left[client]
@@ -198,8 +198,10 @@ class RunLog:
             shares.append(1 - busy / (self.time - away) if self.time > away else 0.0)
         return shares
 
-    def traffic(self, model_bytes: int, models: int) -> dict[str, Any]:
-        """Return the metrics of what was sent so far; models: how many clusters the row lists."""
+    def traffic(self, model_bytes: int, models: int, payload_bytes: int | None = None) -> dict[str, Any]:
+        """Return the metrics of what was sent so far; models: how many clusters the row lists; payload_bytes: of a
+        codec, which is not for copies that were asked for."""
+        dense = 0 if self.server_models else self.kinds["answer"] + self.kinds["repeat"]
         by_cluster = self.sent_by_cluster + [0] * (models - len(self.sent_by_cluster))
         sent = Traffic(
             torch.tensor(self.sent_by_client),
@@ -207,8 +209,9 @@ class RunLog:
             self.server_models,
             self.start_models,
             self.scalars,
+            max(0, sum(self.sent_by_client) - dense),
         )
-        return sent.row(model_bytes)
+        return sent.row(model_bytes, payload_bytes)
 
     def times(self) -> dict[str, Any]:
         """Return how the clients spent their time so far; fold_ages: the ages of all folded models, summed."""

@@ -28,7 +28,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Draw, Job, Losses, Observe, Score, Train, Warm
+from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved, State
 from dfca.sim.events.books import EventResult, Input, RunLog
@@ -36,7 +36,7 @@ from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import EvaluationRow, Metrics
-from dfca.sim.setting import Setting
+from dfca.sim.setting import Setting, receivers_in
 
 _LARGE = frozenset(LARGE)
 _AGE = Update._fields.index("age_s")
@@ -63,6 +63,7 @@ class PeerHost:
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: RunLog) -> None:
         self.options, self.pool, self.books, self.liars = options, pool, books, pool.liars
         self.metrics = Metrics()
+        self.pushes = int(options[0].rules.weights == "push")  # numbers that go with every model
         self.peers: list[Machine | None] = [None] * len(options)
         self.now = 0.0  # the time of what goes in
         self.lives = [0] * len(options)  # how often each has begun
@@ -152,8 +153,8 @@ class PeerHost:
 
     def do_background(self, clients: Sequence[int]) -> list[Done]:
         """End what some clients have done beside their rounds, in one call."""
-        jobs = ((i, getattr(self.peers[i], "background", None)) for i in clients)
-        return self._do([Order(i, job, None) for i, job in jobs if job is not None])
+        peers = ((i, self.peers[i]) for i in clients)
+        return self._do([Order(i, peer.background, None) for i, peer in peers if peer and peer.background])
 
     def _do(self, orders: Sequence[Order], in_place: bool = False) -> list[Done]:
         if not orders:
@@ -186,8 +187,8 @@ class PeerHost:
     def finish(self, done: Done) -> None:
         """Hand a peer what came of its job."""
         i, job, result, call = done
-        kind = "scored" if type(job) in SHORT else "observed" if type(job) is Observe else "finished"
-        peer = self._take(i, kind, number=call)
+        beside = (peer := self.peers[i]) is not None and job is peer.background
+        peer = self._take(i, "scored" if type(job) in SHORT else "observed" if beside else "finished", number=call)
         if type(job) is Train:
             assert peer.bank is not None
             self.pool.settle(i, result)
@@ -252,7 +253,8 @@ class PeerHost:
             if self.liars is not None and type(message) in _LIED_ABOUT and i in self.liars:
                 message = self._told(i, message)
             if type(message) is Update:
-                self.books.scalars += (end - begin) * (2 * len(message.offers) + len(message.freshness))
+                beside = 2 * len(message.offers) + len(message.freshness) + self.pushes
+                self.books.scalars += (end - begin) * beside
             elif type(message) not in _LARGE:
                 self.books.scalars += (end - begin) * scalars(message)
             self.send(i, tuple([receiver for receiver, _ in messages[begin:end]]), message, self.sent[i] + 1)
@@ -454,7 +456,9 @@ def peer_options(
         method = method.changed(personal=0)
     return [
         PeerOptions(
-            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), algorithm, method, layout),
+            rules=rules_of(
+                i, 0 if i == SERVER else setting.graph.degree(i), algorithm, method, layout, to, setting.seed
+            ),
             neighbours=tuple(near[i]),
             size=pool.size,
             dtype=setting.dtype,
@@ -464,7 +468,7 @@ def peer_options(
             rounds=rounds,
             method=method,
         )
-        for i in ids
+        for i, to in ((i, () if i == SERVER else receivers_in(setting, i)) for i in ids)
     ]
 
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from dfca.core.state import Message
-from dfca.peer.records.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
+from dfca.peer.records.messages import LARGE, BankCopy, Candidate, Centre, Copy, Report, Served, Update, models
 from dfca.sim.events.books import RunLog
 from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
 from dfca.sim.events.world import SERVER, World, draw
@@ -67,9 +67,18 @@ class Links:
     """The links between clients, and between clients and a server."""
 
     def __init__(
-        self, world: World, near: Sequence[Sequence[int]], model_bytes: int, seed: int, clock: Clock, books: RunLog
+        self,
+        world: World,
+        near: Sequence[Sequence[int]],
+        model_bytes: int,
+        seed: int,
+        clock: Clock,
+        books: RunLog,
+        payload_bytes: int | None = None,
     ) -> None:
-        """near: the neighbours of each client; those of a server, if there is one, come last."""
+        """near: the neighbours of each client; those of a server, if there is one, come last. payload_bytes: what an
+        update or a report takes; None: a model."""
+        self.payload_bytes = model_bytes if payload_bytes is None else payload_bytes
         self.world, self.near, self.model_bytes, self.seed = world, near, model_bytes, seed
         self.clock, self.books, self.link, self.faults = clock, books, world.link, world.faults
         self.clients = len(books.sent_by_client)
@@ -266,8 +275,12 @@ class Links:
         self.sending[i] = 0
         if outbox:
             parcel = outbox.pop(next(iter(outbox)))
-            message, size = parcel.message, self.model_bytes
-            size = size + 8 * len(message.offers) if type(message) is Update else size * models(message)
+            message, size = parcel.message, self.payload_bytes
+            if type(message) is Update:
+                size += 8 * len(message.offers)
+            elif type(message) is not Report:
+                size = self.model_bytes
+            size *= models(message)
             clock.push(clock.now + size / self._bandwidths[i], DEPART, parcel, False)
             self.sending[i] = clock.made
 
@@ -390,6 +403,8 @@ def corrupted(message: Message, seed: int, receiver: int) -> Message:
     """Break a payload as a bad link does: a NaN in it, or numbers missing at the end."""
     if draw(seed, "corrupt", message.sender, receiver, message.cluster, message.round) < 0.5:
         return replace(message, model=message.model[:-1])
+    if not message.model.is_floating_point():
+        return replace(message, model=message.model.flip(0)[1:])
     broken = message.model.clone()
     if len(broken):
         broken[len(broken) // 2] = math.nan

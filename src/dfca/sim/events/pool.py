@@ -324,9 +324,9 @@ class ClientPool:
         curves: dict[int, OwnCurve] = {}
         for order in orders:
             assert isinstance(order.job, Curve)
-            assert order.bank is not None
-            where = order.bank.data_ptr() if self.shared else 0
-            groups.setdefault((len(order.bank), where, order.job.closed), []).append(order)
+            models = order.job.models
+            where = models.data_ptr() if self.shared else 0
+            groups.setdefault((len(models), where, order.job.closed), []).append(order)
         for (models, _, closed), some in groups.items():
             many = max(1, 16 * PIECE_BYTES // (models * self.size * self.banks.element_size()))
             for begin in range(0, len(some), many):
@@ -334,7 +334,8 @@ class ClientPool:
         return [curves[order.client] for order in orders]
 
     def _measure_group(self, orders: Sequence[Order], closed: tuple[int, ...]) -> dict[int, OwnCurve]:
-        clients, banks = [order.client for order in orders], [order.bank for order in orders if order.bank is not None]
+        clients = [order.client for order in orders]
+        banks = [order.job.models for order in orders if isinstance(order.job, Curve)]
         train, held = (data.subset(clients) for data in self.start.divided)
         stacked = banks[0][:, None] if self.shared else torch.stack(banks, dim=1)
         losses = self.engine.losses(stacked, train, closed=closed)
@@ -424,7 +425,7 @@ class ClientPool:
                     banks, torch.tensor(self.assigned), holding, self.last_step, final=steps is not None
                 ),
                 "changed": self.changed,
-                **books.traffic(self.start.sent_size * banks.element_size(), len(banks)),
+                **books.traffic(self.start.sent_size * banks.element_size(), len(banks), self.start.payload_bytes),
                 "election": None,
             }
         self.changed = 0

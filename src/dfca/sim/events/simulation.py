@@ -49,7 +49,7 @@ from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
-AHEAD = (Train, WarmUp, Curve)
+AHEAD = (Train, WarmUp)
 """Jobs that may be done before they end."""
 STORED = {**KNOWN, **records_of((books, links)), "Record": books.TraceRecord}  # its name in 0.2
 """The classes that a checkpoint holds: those of peers (`peer.packing`), and what is on its way."""
@@ -72,6 +72,11 @@ class EventSimulation:
                 f"{setting.algorithm.name} chooses its peers by the losses of their models, which no peer in virtual "
                 "time can ask for; run it in rounds, without a world"
             )
+        if setting.privacy is not None:
+            raise ConfigError(
+                "[privacy] counts the rounds of all clients alike, and in virtual time each has its own; run it "
+                "without a world"
+            )
         rounds = options.rounds or (setting.rounds if options.until_s is None else 0)
         if setting.quiet_rounds and not rounds:
             raise ConfigError(
@@ -83,7 +88,8 @@ class EventSimulation:
         near = neighbours_of(setting)
         self.world.check(list(map(len, near[:clients])), self.model_bytes, options.timeout_s)
         self.clock, self.books = Clock(), RunLog(clients, options.trace)
-        self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
+        payload_bytes = self.pool.start.payload_bytes
+        self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books, payload_bytes)
         peers = peer_options(
             setting,
             self.pool,
@@ -231,18 +237,19 @@ class EventSimulation:
         self.host.restore(unpacker.unpack(facts["host"]))
         for i, now, rounds_s, beside_s in unpacker.unpack(facts.get("processors", [])):
             peer, processor = self.host.peers[i], Processor(self.world.compute.background, now)
-            processor.restore(getattr(peer, "job", None), rounds_s, getattr(peer, "background", None), beside_s)
-            self._processors[i] = processor
+            if peer is not None:
+                processor.restore(peer.job, rounds_s, peer.background, beside_s)
+                self._processors[i] = processor
         clock = unpacker.unpack(facts["clock"])
         self.clock.now, self.clock.made = clock["now"], clock["made"]
         for event in clock["queue"]:
             if event[1] == FINISH:
                 peer = self.host.peers[event[3]]
                 job = peer.background if len(event) > 4 else peer.job
-                if job is None:  # of a survey of an older version
+                if job is None:  # of an older version
                     continue
                 event = (*event[:4], job)
-                if isinstance(job, AHEAD):
+                if job is peer.job:
                     self._ends[event[3]] = event[0], job
             self.clock.queue.append(tuple(event))
         self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
@@ -255,7 +262,7 @@ class EventSimulation:
             if event[1] != FINISH:
                 packed.append(list(event))
             elif self._is_running(event):
-                beside = event[4] is getattr(peers[event[3]], "background", None)
+                beside = event[4] is peers[event[3]].background  # type: ignore[union-attr]
                 packed.append([*event[:4], True] if beside else list(event[:4]))
         return packed
 
@@ -263,7 +270,7 @@ class EventSimulation:
         """Return whether a job ends with this event: it was not broken off, and its end is not another by now."""
         time, _, _, i, job = event
         peer, processor = self.host.peers[i], self._processors.get(i)
-        if peer is None or (peer.job is not job and getattr(peer, "background", None) is not job):
+        if peer is None or not peer.runs(job):
             return False
         return processor is None or (job, time) in processor.planned
 
@@ -376,51 +383,56 @@ class EventSimulation:
     # Work.
 
     def _on_begun(self, i: int, job: Job) -> None:
-        compute, now = self.world.compute, self.clock.now
-        if isinstance(job, WarmUp):
-            seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
-        elif isinstance(job, Observe):
-            self._begin_beside(i, job)
-            return
-        elif isinstance(job, Curve | Personalise):
-            seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
-        else:
-            round: int = job.round  # type: ignore[union-attr]
-            steps = 1 if self.pool.is_quiet(round) else self._round_steps[i]
-            seconds = self._step_s[i] * steps * compute.noise(self.setting.seed, i, round)
-            drift = self.setting.drift
-            if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
-                self._drifter = i
-        if (processor := self._processors.get(i)) is not None:
+        now, seconds = self.clock.now, self._seconds(i, job)
+        peer, processor = self.host.peers[i], self._processors.get(i)
+        if peer is not None and job is peer.background:
+            self._begin_beside(i, job, seconds)
+        elif processor is not None:
             processor.advance(now)
             processor.rounds = job, seconds
             self._plan_ends(i, processor)
         else:
             self._plan_end(i, job, now + seconds)
 
+    def _seconds(self, i: int, job: Job) -> float:
+        """Return how long a job takes a client that does nothing else."""
+        merging, drift = self.setting.merging, self.setting.drift
+        if isinstance(job, WarmUp):
+            return self._step_s[i] * self.setting.algorithm.election.warmup_steps
+        if isinstance(job, Observe):
+            return 0.0 if merging is None else self._step_s[i] * merging.steps * JUDGED
+        if isinstance(job, Curve | Personalise):
+            return self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
+        round: int = job.round  # type: ignore[union-attr]
+        if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
+            self._drifter = i
+        steps = 1 if self.pool.is_quiet(round) else self._round_steps[i]
+        return self._step_s[i] * steps * self.world.compute.noise(self.setting.seed, i, round)
+
     def _plan_end(self, i: int, job: Job, end_s: float) -> None:
-        if isinstance(job, AHEAD):
+        if (peer := self.host.peers[i]) is not None and job is peer.job:
             self._ends[i] = end_s, job
         self.clock.push(end_s, FINISH, i, job)
 
-    def _begin_beside(self, i: int, job: Observe) -> None:
-        """Begin an observation beside the job that a client's rounds run."""
-        merging, now, share = self.setting.merging, self.clock.now, self.world.compute.background
-        seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * JUDGED
+    def _begin_beside(self, i: int, job: Job, seconds: float) -> None:
+        """Begin a job beside the one that a client's rounds run."""
+        now, share = self.clock.now, self.world.compute.background
         if not share:
             self.clock.push(now, FINISH, i, job)
             return
-        processor = self._processors[i] = Processor(share, now)
-        running = self.host.peers[i].job  # type: ignore[union-attr]
-        if (end := self._ends.get(i)) is not None and end[1] is running:
-            processor.rounds = end[1], end[0] - now
+        if (processor := self._processors.get(i)) is None:
+            processor = self._processors[i] = Processor(share, now)
+            running = self.host.peers[i].job  # type: ignore[union-attr]
+            if (end := self._ends.get(i)) is not None and end[1] is running:
+                processor.rounds = end[1], end[0] - now
+        processor.advance(now)
         processor.beside = job, seconds
         self._plan_ends(i, processor)
 
     def _plan_ends(self, i: int, processor: Processor) -> None:
         """Plan when the jobs of a client that observes end."""
         peer = self.host.peers[i]
-        processor.drop(getattr(peer, "job", None), getattr(peer, "background", None))
+        processor.drop(*((None, None) if peer is None else (peer.job, peer.background)))
         before, processor.planned = processor.planned, processor.ends()
         for job, end_s in processor.planned:
             if (job, end_s) not in before:
@@ -438,7 +450,7 @@ class EventSimulation:
         for _, _, _, i, _ in running:
             if (processor := self._processors.get(i)) is not None:
                 processor.advance(clock.now)
-        beside = [i for _, _, _, i, job in running if getattr(peers[i], "background", None) is job]
+        beside = [i for _, _, _, i, job in running if peers[i].background is job]  # type: ignore[union-attr]
         rounds = [i for _, _, _, i, job in running if peers[i].job is job]  # type: ignore[union-attr]
         for done in self.host.do_background(beside):
             self.host.finish(done)
@@ -452,8 +464,8 @@ class EventSimulation:
         """List the clients whose running jobs are of the same kinds as those that end now, the first to end first."""
         host, kinds = self.host, set()
         for i in ending:
-            if self._ends.pop(i, None) is not None and i not in host.ahead:
-                kinds.add(type(host.peers[i].job))  # type: ignore[union-attr]
+            if (end := self._ends.pop(i, None)) is not None and i not in host.ahead and isinstance(end[1], AHEAD):
+                kinds.add(type(end[1]))
         room = self.pool.most_ahead - len(host.ahead) if kinds else 0
         if room <= 0:
             return []

@@ -267,12 +267,12 @@ class World(Table):
     def check(self, degrees: Sequence[int], model_bytes: int, timeout_s: float | None) -> None:
         """Raise ConfigError where these clients cannot run in this world: degrees (N,), one per client."""
         clients = len(degrees)
-        joiners = [each.client for each in self.late_joiners]
+        joiners = [joiner.client for joiner in self.late_joiners]
         named = {
             "link.uplinks": [client for client, _ in self.link.uplinks],
-            "partitions": [client for each in self.partitions for group in each.groups for client in group],
+            "partitions": [client for partition in self.partitions for group in partition.groups for client in group],
             "late_joiners": joiners,
-            "the availability trace": [each.client for each in self.absences],
+            "the availability trace": [absence.client for absence in self.absences],
         }
         for what, ids in named.items():
             check_clients(what, ids, clients)
@@ -306,13 +306,13 @@ class World(Table):
     def _check_absences(self, joiners: Sequence[int], clients: int) -> None:
         """Raise ConfigError where absences overlap, say something else than other parts, or leave nobody."""
         latest: dict[int, float] = {}
-        for each in sorted(self.absences, key=lambda absence: (absence.client, absence.begin_s)):
-            if each.begin_s < latest.get(each.client, 0.0):
+        for absence in sorted(self.absences, key=lambda one: (one.client, one.begin_s)):
+            if absence.begin_s < latest.get(absence.client, 0.0):
                 raise ConfigError(
-                    f"client {each.client} is away twice at {each.begin_s:g} s in the availability trace; join the "
-                    "absences that overlap"
+                    f"client {absence.client} is away twice at {absence.begin_s:g} s in the availability trace; join "
+                    "the absences that overlap"
                 )
-            latest[each.client] = each.end_s
+            latest[absence.client] = absence.end_s
         if both := sorted(set(latest) & set(joiners)):
             raise ConfigError(
                 f"client {both[0]} is a late joiner and in the availability trace, which both say when it is there; "
@@ -322,7 +322,7 @@ class World(Table):
             raise ConfigError(
                 "churn.leaves_per_s and an availability trace both say who is away when; set churn.leaves_per_s = 0"
             )
-        late = {each.client for each in self.absences if each.begin_s == 0} | set(joiners)
+        late = {absence.client for absence in self.absences if absence.begin_s == 0} | set(joiners)
         if self.absences and len(late) == clients:
             raise ConfigError(
                 f"none of the {clients} clients is there at 0 s by the availability trace, so nobody has models to "

@@ -5,8 +5,10 @@ How many cores there are for us: those that this process may use, less those tha
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,16 +60,30 @@ def each(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
         # of this call: a job may make calls of its own, which would wait for the threads that wait for them
         ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
+        busy: set[int] = set()
         try:
             for job in jobs:
-                ahead.append(pool.submit(job))
+                ahead.append(pool.submit(_run, job, busy))
                 if len(ahead) > workers:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
+        except KeyboardInterrupt:
+            for thread in tuple(busy):  # a client's work may take minutes, and the pool waits for its threads
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
+            raise
         finally:
             for future in ahead:
                 future.cancel()
+
+
+def _run(job: Callable[[], T], busy: set[int]) -> T:
+    """Carry out a job; `busy` has the thread meanwhile."""
+    busy.add(thread := threading.get_ident())
+    try:
+        return job()
+    finally:
+        busy.discard(thread)
 
 
 def share_out(count: int, parts: int) -> list[range]:

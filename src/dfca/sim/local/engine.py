@@ -37,6 +37,7 @@ from dfca.core.learning.local import (
     LocalOptions,
     Samples,
     TrainingSet,
+    autocast,
     batch_at,
     draw_steps,
     forward,
@@ -276,7 +277,7 @@ class Engine:
         stacked = task.data.stacked() if self.stacked else None
         one = len(places) == 1 and not batched and self.model.dense is not None  # a stack of one has nothing to gain
         if stacked is None or one or (batched and task.needs == "samples"):
-            yield from self._each(partial(self._work_alone, task, *each) for each in enumerate(places))
+            yield from self._each(partial(self._work_alone, task, *place) for place in enumerate(places))
             return
         chunks = self._chunks(len(places), stacked[0], 1)
         several = len(chunks) >= max(2, self.workers) and chunks[0].stop < ALONE_FROM
@@ -317,7 +318,7 @@ class Engine:
         if task.closed:
             models = models[task.open]
         reusable = self.local.batch_size is None and self.local.augment is None and self.local.passes > 0
-        reusable &= model.dense is None or self.local.written_out
+        reusable &= (model.dense is None or self.local.written_out) and self.local.precision == "float32"
         if task.needs == "samples" or model.noisy or not reusable:
             samples = sample_losses(model, models, x, y)
             return _Losses(task.spread(samples.mean(dim=1)), [samples if task.needs == "samples" else None], {})
@@ -343,7 +344,7 @@ class Engine:
         begin = time.perf_counter()
         bank, some = task.bank, self._make_chunk(task, stacked, chunk, places)
         looked = self._look_stacked(task, some)
-        choices = [task.choose(*each) for each in zip(some.positions, looked.means, looked.samples, strict=True)]
+        choices = [task.choose(*client) for client in zip(some.positions, looked.means, looked.samples, strict=True)]
         chosen = torch.tensor([choice.cluster for choice in choices], device=bank.device)
         begun = None
         if looked.passes and all(choice.points is None for choice in choices):
@@ -403,7 +404,7 @@ class Engine:
             return _Losses(torch.zeros(len(x), len(models)), nothing, passes)
         if task.needs == "losses" and some.reusable:
             passes = {j: forward(self.model, models[j].expand(len(x), -1), x) for j in task.open}
-            losses = _losses_of(self.model.task.loss, [each.outputs for each in passes.values()], y)
+            losses = _losses_of(self.model.task.loss, [known.outputs for known in passes.values()], y)
             return _Losses(task.spread(losses.mean(dim=2)), nothing, passes)
         with torch.no_grad():
             losses = self._stacked_losses(models[task.open] if task.closed else models, x, y)
@@ -545,8 +546,8 @@ class Engine:
 
     def _stacked_draws(self, local: LocalRound, clients: Sequence[int]) -> Drawn:
         """Draw what the steps of C clients use."""
-        samples, each = local.y.shape[1], zip(clients, local.rounds, strict=True)
-        drawn = [draw_steps(samples, local.options, self.seed, client, round) for client, round in each]
+        samples, pairs = local.y.shape[1], zip(clients, local.rounds, strict=True)
+        drawn = [draw_steps(samples, local.options, self.seed, client, round) for client, round in pairs]
         return Drawn.stacked(drawn, local.y.device)
 
     def scores(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
@@ -604,8 +605,8 @@ class Engine:
         for chunk in self._chunks(clients, tensors_of(x)[0][None], models):
             part = bank[:, chunk]
             targets = y.expand(part.shape[1], *y.shape)
-            each = (_losses_of(task.loss, [self._outputs_on(vectors, x)], targets)[:, 0] for vectors in part)
-            losses = torch.stack([values.cpu().double().mean(dim=1) for values in each])
+            by_model = (_losses_of(task.loss, [self._outputs_on(vectors, x)], targets)[:, 0] for vectors in part)
+            losses = torch.stack([values.cpu().double().mean(dim=1) for values in by_model])
             if closed is not None:
                 losses[closed[:, chunk]] = math.inf
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
@@ -637,7 +638,8 @@ class Engine:
             shares = weights / y.shape[1]
 
         def objective(theta: list[Tensor], rest: list[Tensor], x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
-            outputs = model.run([*theta, *rest], x, "train")
+            with autocast(options, x.device):
+                outputs = model.run([*theta, *rest], x, "train").to(vectors.dtype)
             if share is None:
                 return task.mean_loss(outputs, y)
             return (task.loss(outputs, y) * share).sum()
@@ -672,8 +674,8 @@ class Engine:
         """Cut clients into chunks whose parameters and activations stay within CHUNK_BYTES."""
         samples = x.shape[1] if x.dim() > 1 else 1
         width = x[0, 0].numel() + self.model.size // max(1, x[0, 0].numel())
-        each = x.element_size() * models * (2 * self.model.size + samples * width)
-        return slices(clients, max(1, min(clients, CHUNK_BYTES // each)))
+        client_bytes = x.element_size() * models * (2 * self.model.size + samples * width)
+        return slices(clients, max(1, min(clients, CHUNK_BYTES // client_bytes)))
 
 
 def slices(count: int, size: int) -> list[slice]:

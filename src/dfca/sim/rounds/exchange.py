@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.exchange import robust_rule, share_rule, weight_rule
+from dfca.base.errors import ConfigError
+from dfca.core.codec import Codec, decode, encode
+from dfca.core.exchange import LEAST_MASS, coding_context, robust_rule, share_rule, weight_rule
 from dfca.core.learning.parts import Layout, cut
 from dfca.core.rng import stream
 from dfca.core.rules.clusters import COPIES, DISTANCES, merge_values_
 from dfca.core.rules.merging import Plan
-from dfca.core.rules.mixing import Folder, Mixer, WeightedLinks, make_links
+from dfca.core.rules.mixing import Folder, Mixer, WeightedLinks, fold_, fold_weighted_, make_links, push_links
 from dfca.core.rules.relay import MANY, MAX_AGE, NEVER, enough, lot
 from dfca.core.rules.robust import RECENT, RobustMixer, shift
 from dfca.metrics import Drift
 from dfca.sim.liars import Liars
 from dfca.sim.setting import Setting
-from dfca.sim.shards import ExchangePlan, Mix, Shards, is_in
+from dfca.sim.shards import ExchangePlan, Mix, Shards, is_in, within
 from dfca.sim.traffic import Traffic
+from dfca.topology import directed_edges
+
+
+class CodedLinks(NamedTuple):
+    """What travels of one cluster where there is a codec."""
+
+    links: WeightedLinks
+    relayed: int  # the last ones of them, which carry models
+
 
 KNOWN = {name: COPIES[name] for name in ("stamps", "origins", "folded")} | {"distances": DISTANCES}
 """What `Exchange` remembers of every client's copy of a cluster, by field; `ClientState` does for one client what
 it does for all, and `test_clusters_change_alike_for_one_client_and_for_all` holds the two equal."""
-PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer, tuple[slice, ...] | None]]
+PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer | CodedLinks, tuple[slice, ...] | None]]
 """What travels in a round, what it does to this rank's clients, and to which columns of their models; None: to all."""
 
 
@@ -54,17 +65,26 @@ class Exchange:
         self.sequential = setting.aggregation == "sequential" and self.robust == "none"
         self.samples = torch.tensor(setting.split.train.sizes, dtype=torch.float64)
         clients = len(self.graph)
-        links = nx.to_scipy_sparse_array(self.graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
-        edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
-        # (2, E): the graph as (receiver, sender) in order, both directions of every edge
-        self.edges = edges[:, (edges[0] * clients + edges[1]).argsort()].int()
-        self.degrees = torch.bincount(edges[0], minlength=clients)
+        self._phases = [
+            (edges.int(), torch.bincount(edges[1], minlength=clients)) for edges in directed_edges(self.graph)
+        ]
+        # (2, E): the links that carry models in this round as (receiver, sender) in order; (N,): whom each sends to
+        self.edges, self.degrees = self._phases[0]
+        self.mass = torch.ones(clients, dtype=torch.float64)  # mu of push-sum
         self.traffic = Traffic.none(clients, models)
         self.stamps = torch.full((models, clients), NEVER)  # what `rules.relay` remembers of every copy
         self.origins = torch.full((models, clients), MANY)
         self.folded = torch.full((models, clients), NEVER)
         # what `rules.robust` remembers; NaN where there is nothing yet
         self.distances = torch.full((models, clients, RECENT), float("nan"), dtype=torch.float64)
+        self.codec: Codec | None = setting.codec
+        if self.codec is not None and self.codec.remembers and shards.ranks > 1:
+            raise ConfigError(
+                f"codec {self.codec.name} remembers what was sent, which only one process can; run it without torchrun"
+            )
+        # what codecs remember, by client and cluster: of receivers also by sender
+        self.known_sent: dict[tuple[int, int], Tensor] = {}
+        self.known_received: dict[tuple[int, int, int], Tensor] = {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return what a checkpoint needs: tensors, and numbers."""
@@ -73,12 +93,19 @@ class Exchange:
         tensors |= {name: getattr(self, name) for name in self._stored()}
         if self.liars is not None:
             tensors |= {f"stale.{client}": model for client, model in self.liars.stale.items()}
+        for name in ("sent", "received"):
+            known = getattr(self, f"known_{name}")
+            tensors |= {".".join([f"codec.{name}", *map(str, key)]): model for key, model in known.items()}
         return tensors, {name: value for name, value in traffic.items() if name not in tensors}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
         """Continue from a state."""
         for name in vars(self.traffic):
-            setattr(self.traffic, name, tensors[name].clone() if name in tensors else facts[name])
+            setattr(self.traffic, name, tensors[name].clone() if name in tensors else facts.get(name, 0))
+        for known, name in ((self.known_sent, "sent"), (self.known_received, "received")):
+            known.clear()
+            for key in [key for key in tensors if key.startswith(f"codec.{name}.")]:
+                known[tuple(map(int, key.split(".")[2:]))] = tensors[key].clone()  # type: ignore[index]
         for name in self._stored():
             setattr(self, name, tensors[name].clone())
         if self.liars is not None:
@@ -86,7 +113,8 @@ class Exchange:
             self.liars.stale = {client: model.clone() for client, model in stale.items() if model is not None}
 
     def _stored(self) -> list[str]:
-        return [name for name in KNOWN if name != "distances" or self.robust != "none"]
+        pushed = ["mass"] if self.weights == "push" else []
+        return [name for name in KNOWN if name != "distances" or self.robust != "none"] + pushed
 
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
@@ -97,6 +125,17 @@ class Exchange:
                 known = torch.cat([known, torch.empty_like(known[:1])])
                 setattr(self, name, known)
             known[slot] = rule.fresh
+        self._forget(range(len(self.degrees)), {slot})
+
+    def _forget(self, clients: Sequence[int], clusters: set[int]) -> None:
+        """Forget what codecs remember of clusters whose models are others now."""
+        mine = set(clients)
+        self.known_sent = {
+            (i, j): model for (i, j), model in self.known_sent.items() if i not in mine or j not in clusters
+        }
+        self.known_received = {
+            (i, m, j): model for (i, m, j), model in self.known_received.items() if i not in mine or j not in clusters
+        }
 
     def merge_(self, plan: Plan, clients: Sequence[int]) -> None:
         """Note what becomes of the copies of some clients where clusters are merged and closed (`rules.merging`)."""
@@ -105,6 +144,7 @@ class Exchange:
             theirs = known[:, clients]
             merge_values_(theirs, plan, rule)
             known[:, clients] = theirs
+        self._forget(clients, {*plan.closed, *(merge.into for merge in plan.merges)})
         for into, closed, *_ in plan.merges if 0 in clients else ():  # of unconnected parts, the first one counts
             self.traffic.messages_by_cluster[into] += self.traffic.messages_by_cluster[closed]
 
@@ -115,6 +155,11 @@ class Exchange:
             for clients, order in orders:
                 known[:, clients] = known[order][:, clients]
             setattr(self, name, known[:clusters].clone())
+        place = {(i, j): n for clients, order in orders for i in clients for n, j in enumerate(order[:clusters])}
+        self.known_sent = {(i, place[i, j]): model for (i, j), model in self.known_sent.items() if (i, j) in place}
+        self.known_received = {
+            (i, m, place[i, j]): model for (i, m, j), model in self.known_received.items() if (i, j) in place
+        }
         traffic = self.traffic.messages_by_cluster[orders[0][1]]
         self.traffic.messages_by_cluster = traffic[:clusters].clone()
 
@@ -122,13 +167,28 @@ class Exchange:
         """Count a round with a server: one model from each client, all models back."""
         self.traffic.count(senders.long(), assignments)
         self.traffic.server_messages += len(self.traffic.messages_by_cluster) * len(present)
+        if self.codec is not None:
+            self.traffic.coded += int(senders.sum())
+
+    def decoded(self, client: int, cluster: int, now: int, model: Tensor) -> Tensor:
+        """Return what a receiver without a memory makes of a client's model."""
+        if self.codec is None:
+            return model
+        data, _ = encode(self.codec, model, context := coding_context(self.seed, client, cluster, now))
+        return decode(self.codec, data, model, context)[0]
 
     def gossip_(self, banks: Tensor, sent: Sent, drift: Drift | None = None) -> None:
         """Send, and mix in place what each client of the round receives: banks (m, L, P).
 
         `drift` sees every block of a bank before and after it is mixed.
         """
+        self.edges, self.degrees = self._phases[sent.now % len(self._phases)]
         rounds = self._plan_all(banks, sent) if self.share == "all" else self._plan(banks, sent)
+        if self.codec is not None:
+            for (cluster, _), coded, _ in rounds:
+                assert isinstance(coded, CodedLinks)
+                self._mix_coded_(self.codec, banks[cluster], coded, cluster, sent.now, drift)
+            return
         plans = [plan for plan, _, _ in rounds]
         lie_ = self._lies(banks, plans, sent)
         if self.robust != "none":
@@ -137,6 +197,7 @@ class Exchange:
         def mix_(number: int, columns: slice, incoming: Tensor) -> None:
             (cluster, _), mixer, chosen = rounds[number]
             lie_(number, columns, incoming)
+            assert not isinstance(mixer, CodedLinks)
             for some in (columns,) if chosen is None else cut(chosen, columns):
                 block = banks[cluster, :, some]
                 if drift is not None:
@@ -146,6 +207,56 @@ class Exchange:
                     drift.after(cluster, some, block)
 
         self.shards.exchange(banks, plans, mix_)
+
+    def rescale_(self, banks: Tensor, before: Tensor) -> None:
+        """Take the local steps of push-sum at mu z, as `Rules.rescaled` does; before (L, P): the models before them."""
+        here = slice(self.shards.members.start, self.shards.members.stop)
+        mass = self.mass[here].clamp_min(LEAST_MASS).to(banks)[:, None]
+        for columns in (slice(None),) if self.layout is None else self.layout.indexed:
+            old = before[:, columns]
+            banks[0, :, columns] = old + (banks[0, :, columns] - old) / mass
+
+    def _mix_coded_(
+        self, codec: Codec, models: Tensor, coded: CodedLinks, j: int, now: int, drift: Drift | None
+    ) -> None:
+        """Send the payloads of a cluster, and fold in place what each member makes of them: models (L, P)."""
+        (receiver, sender, weight), whole = coded.links, slice(0, models.shape[1])
+        direct, first = len(sender) - coded.relayed, self.shards.members.start
+        mine = torch.zeros(len(models), codec.bytes(models.shape[1]), dtype=torch.uint8)
+        for i in within(self.shards.members, torch.unique(sender[:direct]).tolist()):
+            key = (first + i, j)
+            context = coding_context(self.seed, *key, now, sent=self.known_sent.get(key))
+            mine[i], sent = encode(codec, models[i], context)
+            if codec.remembers:
+                self.known_sent[key] = sent
+        payloads = self.shards.gather(mine)
+        copies = self.shards.gather(models.clone()) if coded.relayed else None
+        self.traffic.coded += int(self.degrees[torch.unique(sender[:direct])].sum())
+        if drift is not None:
+            drift.before(j, whole, models)
+        own = {i: models[i].clone() for i in within(self.shards.members, torch.unique(receiver).tolist())}
+        counts: Counter[int] = Counter()
+        links = zip(receiver.tolist(), sender.tolist(), weight.tolist(), strict=True)
+        for place, (i, m, share) in enumerate(links):
+            if i - first not in own:
+                continue
+            before = own[i - first]
+            if place < direct:
+                key3 = (i, m, j)
+                context = coding_context(self.seed, m, j, now, received=self.known_received.get(key3))
+                model, kept = decode(codec, payloads[m], before, context)
+                if codec.remembers:
+                    self.known_received[key3] = kept
+            else:
+                assert copies is not None
+                model = copies[m].to(before)
+            row = models[i - first]
+            if self.weights == "uniform" and share < 1:  # as clients fold, in the same order: bit by bit
+                counts[i] = fold_(row, counts[i], model)
+            else:
+                fold_weighted_(row, before, model, share)
+        if drift is not None:
+            drift.after(j, whole, models)
 
     def _lies(self, banks: Tensor, plans: Sequence[ExchangePlan], sent: Sent) -> Mix:
         """Make what replaces the models that liars hold by those that they send."""
@@ -196,7 +307,10 @@ class Exchange:
                 continue
             links = self._links(trainers, receivers, sources)
             if len(links.sender):
-                rounds.append((*self._prepare(j, banks, links, None if sources else orders), indexed))
+                if self.codec is not None:
+                    rounds.append((ExchangePlan(j, ()), CodedLinks(links, len(sources)), None))
+                else:
+                    rounds.append((*self._prepare(j, banks, links, None if sources else orders), indexed))
             if self.share == "relay":
                 self._stamp(j, trainers, receivers, sources, now)
         if self.share == "relay":
@@ -211,12 +325,19 @@ class Exchange:
             finite &= sent.receivers & sent.open[j]
             links = self._links(finite, sent.receivers, {})
             if len(links.sender):
-                rounds.append((*self._prepare(j, banks, links, None), None))
+                if self.codec is not None:
+                    rounds.append((ExchangePlan(j, ()), CodedLinks(links, 0), None))
+                else:
+                    rounds.append((*self._prepare(j, banks, links, None), None))
             self.traffic.count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
         return rounds
 
     def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> WeightedLinks:
         """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `rules.relay` says."""
+        if self.weights == "push":
+            links, self.mass = push_links(self.edges, self.mass, trainers, receivers)
+            self.traffic.scalars += int(self.degrees[trainers].sum())
+            return links
         links = make_links(self.edges, self.degrees, trainers, receivers, self.weights)
         if self.weights == "samples":
             return self._by_samples(links, trainers, sources)
@@ -311,7 +432,8 @@ class Exchange:
         orders: list[list[int]] = []
         for i in range(len(senders)):
             mine = bool(receivers[i]) and i in self.shards.members
-            sources = sorted(m for m in self.graph.neighbors(i) if senders[m]) if mine else []
+            near = self.edges[1, self.edges[0] == i].tolist() if mine else ()
+            sources = [m for m in near if senders[m]]
             shuffled = torch.randperm(len(sources), generator=stream(self.seed, "arrival", i, now)).tolist()
             orders.append([sources[position] for position in shuffled])
         return orders

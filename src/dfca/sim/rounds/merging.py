@@ -142,7 +142,9 @@ class SurveyRounds:
         for part, plan in zip(self.parts, plans, strict=True):
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
-        self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
+        pairs = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plans[0].merges]
+        left_open = len(self.slots(self.parts[0]))
+        self.log.append({"round": now, "merged": pairs, "empty": list(plans[0].empty), "left": left_open})
         merged = any(plan.merges for plan in plans)
         self.schedule = self.schedule.after(now, merged, alone, self._settled())
         self.losses = self._unknown()
@@ -253,9 +255,3 @@ class SurveyRounds:
         polled, asked = sum(map(len, heard)), 2 * len(heard.slots)
         down = len(plan.empty) + sum(map(len, plan.merges))
         return self._waves[number] + (len(self.parts[number]) - 1) * (3 * KEY_SCALARS + polled + asked + sums + down)
-
-
-def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:
-    """Describe a survey for the metrics."""
-    merged = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plan.merges]
-    return {"round": now, "merged": merged, "empty": list(plan.empty), "left": left}

@@ -1,7 +1,8 @@
 """By-elections (`rules.revival`) for all clients at once.
 
 All clients warm up a model anew and vote as at the start (`election`), with the models that they hold as centres. Only
-clients that raise the alarm may stand, or everybody if a cluster was lost. Everybody sees all updates at once.
+clients that raise the alarm may stand, or everybody if a cluster was lost. Everybody sees all updates at once. An
+election is decided at once, on the models of its round, and takes effect LAG rounds later (`rules.surveys`).
 `peer.revival` is the same for one peer: `test_a_detector_and_all_clients_at_once_watch_alike` holds the two equal.
 """
 
@@ -15,9 +16,12 @@ from torch import Tensor
 
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
+from dfca.core.rules.surveys import LAG
 from dfca.core.rules.turns import call_seats, next_slot
 from dfca.peer.records.messages import Call
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate
+
+NO_ELECTION = -1
 
 
 class Revival:
@@ -31,16 +35,18 @@ class Revival:
         self.mourned = torch.zeros(clusters, dtype=torch.bool)  # lost, and an election did not fill it
         self.last = torch.tensor(-PAUSE)  # round of the last election
         self.pause = torch.tensor(PAUSE)  # rounds after it in which none is called
+        self.effect = torch.tensor(NO_ELECTION)  # the round at whose end what was decided takes effect
+        self.opened = torch.zeros(0, 2, dtype=torch.int64)  # what it opens: part of the graph, and cluster
+        self.centres = torch.zeros(0)  # the models of these, (c, P)
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint needs."""
         return {f"revival.{name}": value for name, value in vars(self).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from a state; one of version 0.1 has no highest losses."""
+        """Continue from a state; one of an older version lacks some."""
         for name, value in vars(self).items():
-            known = tensors.get("revival.highest", value) if name == "highest" else tensors[f"revival.{name}"]
-            setattr(self, name, known.clone())
+            setattr(self, name, tensors.get(f"revival.{name}", value).clone())
 
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
         """Look at the lowest losses (N,) that some clients assign by."""
@@ -51,15 +57,32 @@ class Revival:
         self.lowest[some] = torch.minimum(before, own)
 
     def calls_election(
-        self, assignments: Tensor, options: ElectionOptions, now: int, closed: Collection[int] = ()
+        self, assignments: Tensor, options: ElectionOptions, now: int, rounds: int, closed: Collection[int] = ()
     ) -> bool:
-        """Count idle rounds, and return whether an election is called; closed clusters cannot be lost."""
+        """Count idle rounds, and return whether an election is called after round `now` of `rounds`; closed clusters
+        cannot be lost."""
         trained = torch.bincount(assignments[assignments >= 0], minlength=len(self.idle)) > 0
         self.idle = torch.where(trained, 0, self.idle + 1)
         self.mourned &= ~trained
         self.idle[list(closed)] = 0
+        if self.effect != NO_ELECTION or now + 1 + LAG >= rounds:
+            return False
         alarms, waited = int((self.alarm >= ROUNDS).sum()), now - int(self.last)
         return is_due(alarms, options.support, bool(self._lost()), waited, int(self.pause))
+
+    def decide(self, now: int, opened: Sequence[tuple[int, int, Tensor]]) -> None:
+        """Keep what an election after round `now` opens, (part, cluster, model), until it takes effect."""
+        self.effect = torch.tensor(now + LAG)
+        self.opened = torch.tensor([place for *place, _ in opened], dtype=torch.int64).reshape(-1, 2)
+        self.centres = torch.stack([model for *_, model in opened]) if opened else self.centres[:0]
+
+    def take(self, now: int) -> list[tuple[int, int, Tensor]] | None:
+        """Return what takes effect after round `now`, and forget it; None for nothing."""
+        if self.effect != now:
+            return None
+        opened = [(part, slot, model) for (part, slot), model in zip(self.opened.tolist(), self.centres, strict=True)]
+        self.effect, self.opened, self.centres = torch.tensor(NO_ELECTION), self.opened[:0], self.centres[:0]
+        return opened
 
     def elect(
         self, setup: ElectionSetup, graph: nx.Graph, banks: Tensor, now: int, closed: Collection[int] = ()

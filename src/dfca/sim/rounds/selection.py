@@ -11,6 +11,7 @@ from torch import Tensor
 from dfca.base.errors import ConfigError
 from dfca.core.rng import stream
 from dfca.core.rules.choosing import PeerChoice, PeerDraw, Received
+from dfca.data.clients import ClientData
 from dfca.metrics import Drift
 from dfca.sim.rounds.exchange import Sent
 from dfca.sim.shards import PIECE_BYTES
@@ -33,7 +34,7 @@ class Selection:
 
     def exchange_(self, banks: Tensor, sent: Sent, traffic: Traffic, drift: Drift | None = None) -> None:
         """Draw, score and average in place: banks (1, N, P)."""
-        memory, whole = self.start.memory, slice(0, banks.shape[2])
+        memory, whole, graph = self.start.memory, slice(0, banks.shape[2]), self.start.setting.graph
         assert memory is not None  # `Algorithm` checked it
         if drift is not None:
             drift.before(0, whole, banks[0])
@@ -46,10 +47,12 @@ class Selection:
             traffic.scalars += int(asked.sum()) * memory.shape[1]
         losses, sizes = self._losses(before, drawn), torch.tensor(self.start.train.sizes)
         for i, peers in drawn.items():
-            own = torch.cat([sizes[[i]], sizes[peers]])
-            average = self.choice.merge(Received(i, sent.now, peers, losses[i], own, told[i], told[peers]))
+            own, rows = torch.cat([sizes[[i]], sizes[peers]]), before[[i, *peers]]
+            near, random = sorted(graph.adj[i]), partial(stream, self.start.setting.seed, "merge", i, sent.now)
+            score = partial(self._score, i, rows)
+            seen = Received(i, sent.now, peers, losses[i], own, told[i], told[peers], near, random, score)
+            average = self.choice.average(seen)
             memory[i] = average.memory
-            rows = before[[i, *peers]]
             banks[0, i] = average.weights.to(rows) @ rows
             chosen = [peer for peer, weight in zip(peers, average.weights[1:].tolist(), strict=True) if weight]
             self.chosen += len(chosen)
@@ -71,22 +74,35 @@ class Selection:
         for i in sent.receivers.nonzero()[:, 0].tolist():
             candidates = candidates_of(self.choice, setting.graph, i, senders)
             random = partial(stream, setting.seed, "peers", i, sent.now)
-            drawn[i] = self.choice.ask(PeerDraw(i, sent.now, candidates, memory[i], random))
+            near = [j for j in candidates if setting.graph.has_edge(i, j)]
+            drawn[i] = self.choice.ask(PeerDraw(i, sent.now, candidates, memory[i], random, near))
         return drawn
+
+    def _score(self, client: int, models: Tensor, weights: Tensor) -> Tensor:
+        """Compute the losses (s,) of averages of models (n + 1, P) by weights (s, n + 1), on the client's samples."""
+        averages = weights.to(models) @ models
+        return self.start.engine.losses(averages[:, None], self._samples([client]))[0].cpu()
+
+    def _samples(self, clients: list[int]) -> ClientData:
+        """Return the samples that clients score models on: those of training, or those that they hold out, if any."""
+        start = self.start
+        held = start.divided[1] if self.choice.unseen else None
+        data = held if held is not None and all(held.sizes[i] for i in clients) else start.train
+        return data if len(clients) == data.clients else data.subset(clients)
 
     def _losses(self, models: Tensor, drawn: dict[int, list[int]]) -> dict[int, Tensor]:
         """Compute the losses of the models (N, P) that clients have drawn, on their own samples: (n,) per client."""
         start, losses = self.start, {i: torch.zeros(0) for i in drawn}
-        groups: dict[int, list[int]] = {}
+        groups: dict[tuple[int, bool], list[int]] = {}
+        held = self.start.divided[1].sizes if self.choice.unseen else self.start.train.sizes
         for i, peers in drawn.items():
-            groups.setdefault(len(peers), []).append(i)
-        for many, clients in groups.items():
+            groups.setdefault((len(peers), bool(held[i])), []).append(i)
+        for (many, _), clients in groups.items():
             size = max(1, 16 * PIECE_BYTES // max(1, many * models.shape[1] * models.element_size()))
             for begin in range(0, len(clients) if many else 0, size):
                 some = clients[begin : begin + size]
                 bank = models[torch.tensor([drawn[i] for i in some]).T]
-                data = start.train if len(some) == start.train.clients else start.train.subset(some)
-                losses |= dict(zip(some, start.engine.losses(bank, data).cpu(), strict=True))
+                losses |= dict(zip(some, start.engine.losses(bank, self._samples(some)).cpu(), strict=True))
         return losses
 
 

@@ -24,10 +24,12 @@ from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.exchange import is_quiet
+from dfca.core.privacy import protect
+from dfca.core.rng import stream
 from dfca.core.rules.merging import Plan, merge_
-from dfca.core.rules.personal import release_round
 from dfca.core.rules.turns import opening
 from dfca.data.clients import ClientData
+from dfca.sim.accountant import epsilon
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
@@ -39,7 +41,7 @@ from dfca.sim.rounds.exchange import Exchange, Sent
 from dfca.sim.rounds.merging import SurveyRounds
 from dfca.sim.rounds.revival import Revival
 from dfca.sim.rounds.selection import Selection
-from dfca.sim.setting import Setting
+from dfca.sim.setting import Setting, hold_out_until
 from dfca.sim.shards import Shards, pieces, within
 from dfca.sim.start import Start
 from dfca.sim.traffic import Traffic
@@ -63,8 +65,8 @@ class Simulation:
 
     def __init__(self, setting: Setting, shards: Shards | None = None) -> None:
         self.setting = setting
-        release = release_round(setting.last_steps, setting.rounds)
-        self.start = Start(setting, shards, hold_out=release is not None or setting.merging is not None)
+        self.hold_until = hold_out_until(setting)
+        self.start = Start(setting, shards, hold_out=self.hold_until is not None or setting.merging is not None)
         self.last_step = LastSteps(self.start, setting.rounds)
         self.shards, self.members, self.shared = self.start.shards, self.start.members, self.start.shared
         self.flat, self.engine = self.start.flat, self.start.engine
@@ -105,6 +107,12 @@ class Simulation:
     def models(self) -> int:
         """Count the models that a client keeps."""
         return len(self.banks)
+
+    @property
+    def epsilon(self) -> float:
+        """What the rounds so far have cost a client that took part in all of them; 0 without privacy."""
+        privacy = self.setting.privacy
+        return 0.0 if privacy is None else epsilon(privacy.noise, self.round, privacy.delta)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,14 +197,18 @@ class Simulation:
         here = within(self.members, present)
         due = (now + 1) % setting.evaluate_every == 0 or now + 1 == setting.rounds
         with self._timed("train"):
+            before = self.banks[0].clone() if self.exchange.weights == "push" else None
             means, choices, fine = self._work(here, now)
+            if before is not None:
+                self.exchange.rescale_(self.banks, before)
             senders = self._gather(present, here, means, choices, fine)
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
         with self._timed("start"):
-            surveyed = self.merging is not None and self._survey(self.merging, now + 1)
-            if self.revival is not None:
-                self._revive(now, surveyed)
+            self._change_clusters(now)
+        if now == self.last_step.release:
+            self._hold_out(now + 1)
+            self._losses = None
         self.round = now + 1
         if not due:
             return None
@@ -347,50 +359,58 @@ class Simulation:
         self._losses = None
 
     def _pick_last_step(self) -> None:
-        """Pick the steps of the personal last step on the samples held out so far; then train on all of them."""
+        """Pick the steps of the personal last step on the samples held out so far, beside the round that begins."""
         _, picks, deployed = self.evaluator.deploy(self.banks, self._known_losses())
         self.traffic.scalars += self.last_step.pick(deployed, picks)
-        self.start.hold(False)
+
+    def _change_clusters(self, now: int) -> None:
+        """Carry out what was decided and takes effect after round `now`; then hold a survey or a by-election if one is
+        due."""
+        merging, revival = self.merging, self.revival
+        if merging is not None and (plans := merging.take(now + 1)):
+            self._merge(merging, plans, now + 1)
+        if revival is not None and (opened := revival.take(now)) is not None:
+            self._open_clusters(revival, opened, now)
+        surveyed = merging is not None and merging.is_due(now + 1)
+        if merging is not None and surveyed:
+            unfit = () if revival is None else revival.unfit
+            self.traffic.scalars += merging.survey(self.banks, self.assignments, now + 1, unfit)
+        if revival is not None:
+            self._revive(revival, now, surveyed)
+
+    def _open_clusters(self, revival: Revival, opened: Sequence[tuple[int, int, Tensor]], now: int) -> None:
+        """Open the clusters that an election decided to: (part of the graph, cluster, model)."""
+        parts = self._components()
+        for part, slot, centre in opened:
+            if slot == len(self.banks):
+                self.banks = self._open(slot + 1)
+                self.banks[slot] = self.banks[0]  # elsewhere a twin that no one picks
+            self.banks[slot, within(self.members, parts[part])] = centre
+            if self.merging is not None:
+                self.merging.reopen(slot, parts[part], now + 1)
+        slots = sorted({slot for _, slot, _ in opened})
+        for slot in slots:
+            self.exchange.open_cluster_(slot)
+        revival.close(now, len(self.banks), slots)
+        self._hold_out(now + 1)
         self._losses = None
 
-    def _revive(self, now: int, surveyed: bool) -> None:
+    def _revive(self, revival: Revival, now: int, surveyed: bool) -> None:
         """Watch for lost clusters and new distributions; hold a by-election unless the round ended with a survey."""
-        revival, graph, merging = self.revival, self.setting.graph, self.merging
-        assert revival is not None
+        graph, merging, election = self.setting.graph, self.merging, self.setting.algorithm.election
         # Until the last survey nobody is elected into a cluster that has lost its followers: surveys close it.
         closed = set() if merging is None else merging.everywhere if merging.over else range(len(self.banks))
-        if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed) or surveyed:
+        called = revival.calls_election(self.assignments, election, now, self.setting.rounds, closed)
+        if surveyed or not called:
             return
-        setup, slots = self._election_setup(), set()
-        for part in self._components():
-            rows = within(self.members, part)
+        setup, decided = self._election_setup(), list[tuple[int, int, Tensor]]()
+        for number, part in enumerate(self._components()):
             shut = set(range(len(self.banks))) - set(merging.slots(part)) if merging is not None else ()
             opened, cost = revival.elect(setup, graph.subgraph(part), self.banks, now, shut)
             self.traffic.start_messages += cost.models_sent
             self.traffic.scalars += cost.scalars_sent
-            for slot, centre in opened:
-                if slot == len(self.banks):
-                    self.banks = self._open(slot + 1)
-                    self.banks[slot] = self.banks[0]  # elsewhere a twin that no one picks
-                self.banks[slot, rows] = centre
-                slots.add(slot)
-                if merging is not None:
-                    merging.reopen(slot, part, now + 1)
-        for slot in sorted(slots):
-            self.exchange.open_cluster_(slot)
-        revival.close(now, len(self.banks), sorted(slots))
-        self._hold_out(now + 1)
-        self._losses = None
-
-    def _survey(self, merging: SurveyRounds, now: int) -> bool:
-        """Carry out what takes effect after `now` rounds, and begin a survey where one is due: returns whether."""
-        if plans := merging.take(now):
-            self._merge(merging, plans, now)
-        if not merging.is_due(now):
-            return False
-        unfit = () if self.revival is None else self.revival.unfit
-        self.traffic.scalars += merging.survey(self.banks, self.assignments, now, unfit)
-        return True
+            decided += [(number, slot, centre) for slot, centre in opened]
+        revival.decide(now, decided)
 
     def _merge(self, merging: SurveyRounds, plans: Sequence[Plan], now: int) -> None:
         """Merge and close clusters; plans: by part of the graph."""
@@ -417,6 +437,7 @@ class Simulation:
             for row in within(self.members, part):
                 self.banks[:, row] = self.banks[order, row]
             place = torch.tensor(order).argsort()
+            place[place >= clusters] = -1  # who has trained a cluster while it was being closed chooses anew
             some = [i for i in part if self.assignments[i] >= 0]
             self.assignments[some] = place[self.assignments[some]]
         self.banks = self._open(clusters)
@@ -426,8 +447,8 @@ class Simulation:
 
     def _hold_out(self, done: int) -> None:
         """Hold samples out of training after `done` rounds, if a survey or the pick of the last step needs them."""
-        surveys, release = self.merging is not None and not self.merging.over, self.last_step.release
-        self.start.hold(surveys or (release is not None and done <= release))
+        surveys, until = self.merging is not None and not self.merging.over, self.hold_until
+        self.start.hold(surveys or (until is not None and done < until))
 
     def _all_losses(self) -> Tensor:
         """Compute the losses of all models of the members on their training samples, (L, m); infinite where closed."""
@@ -461,7 +482,8 @@ class Simulation:
         counts = torch.zeros(self.models, dtype=torch.int64)  # clients, or their samples, behind the sums
         choose = partial(self._choose, here, now)
         closed = self.merging.everywhere if self.merging is not None else ()
-        task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
+        in_place = not self.shared and self.setting.privacy is None
+        task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, in_place, closed)
         engine, stages = self.engine, self.start.stages
         if is_quiet(now, self.setting.quiet_from):  # choose, and take no step
             engine, stages = quiet(engine, stages)
@@ -496,12 +518,18 @@ class Simulation:
         for position, choice, vector, fine in zip(done.positions, done.choices, done.vectors, done.fine, strict=True):
             if not fine:
                 continue
+            if (privacy := self.setting.privacy) is not None:
+                client = self.members[here[position]]
+                before = self.banks[choice.cluster, 0 if self.shared else here[position]]
+                random = stream(self.setting.seed, "privacy", client, self.round)
+                vector = protect(before, vector, privacy, random)
             if sums is not None:
                 if self.start.liars is not None:
                     client = self.members[here[position]]
                     if client in self.start.liars:
                         self.start.liars.note_first(client, vector)
                     vector = self.start.liars.tell(client, choice.cluster, self.round, vector)
+                vector = self.exchange.decoded(self.members[here[position]], choice.cluster, self.round, vector)
                 weight = self.train.sizes[here[position]] if self.exchange.weights == "samples" else 1
                 sums[choice.cluster] += vector if weight == 1 else weight * vector
                 counts[choice.cluster] += weight
@@ -579,7 +607,7 @@ class Simulation:
 
     def _evaluate(self, scope: Scope | None = None) -> JsonObject:
         """Score the state after a round."""
-        key, merging = self.setting.learns.metric.key, self.merging
+        setting, key, merging = self.setting, self.setting.learns.metric.key, self.merging
         last_step = self.last_step if self.done and self.last_step.active else None
         closed = None if merging is None else merging.closed
         scores = self.evaluator.score(self.banks, self.assignments, scope, self._known_losses(), last_step, closed)
@@ -590,7 +618,8 @@ class Simulation:
             **scores.row,
             **({f"{key}_before_personal": float(before)} if self.last_step.active else {}),
             "changed": self.changed,
-            **self.traffic.row(self.start.sent_size * self.banks.element_size()),
+            **({} if setting.privacy is None else {"epsilon": self.epsilon}),
+            **self.traffic.row(self.start.sent_size * self.banks.element_size(), self.start.payload_bytes),
             **({} if self.selection is None else self.selection.row()),
             "election": [asdict(turn) for turn in self.elections[0].turns] if self.elections else None,
             **({} if merging is None else {"merges": merging.log}),

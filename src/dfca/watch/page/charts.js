@@ -51,7 +51,7 @@ export class Chart {
       picture.append(this.mark);
     } else {
       const empty = svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle", class: "soft" });
-      empty.textContent = "no evaluation yet";
+      empty.textContent = this.options.empty ?? "no evaluation yet";
       picture.append(empty);
     }
     this.box.replaceChildren(picture);
@@ -181,9 +181,12 @@ export function miniature(series, until, [low, high], width = 176, height = 84) 
   return picture;
 }
 
-// The mean of several curves, up to where all of them have come; between its points each is a straight line.
+// The mean of the finished curves or, where none is, of those that are at least half as far as the furthest: a seed that
+// begins must not cut the mean of the others short. It reaches as far as all of them; between points a curve is straight.
 export function meanCurve(curves) {
-  const known = curves.filter(each => each.x.length);
+  const begun = curves.filter(curve => curve.x.length), reach = curve => curve.x[curve.x.length - 1];
+  const finished = begun.filter(curve => curve.finished), furthest = Math.max(...begun.map(reach));
+  const known = finished.length ? finished : begun.filter(curve => reach(curve) >= 0.5 * furthest);
   if (known.length < 2) return known[0] ?? { x: [], y: [] };
   const [begin, end] = [Math.max(...known.map(each => each.x[0])), Math.min(...known.map(each => each.x[each.x.length - 1]))];
   const x = [...new Set(known.flatMap(each => each.x))].filter(value => value >= begin && value <= end).sort((a, b) => a - b);

@@ -178,7 +178,8 @@ function lines(ours, measure) {
   const series = [];
   for (const name of new Set(ours.map(trial => trial.algorithm))) {
     const { colour, dash } = styleOf(name);
-    const own = ours.filter(trial => trial.algorithm === name && trial[measure]).map(trial => ({ x: trial.x, y: trial[measure] }));
+    const own = ours.filter(trial => trial.algorithm === name && trial[measure])
+      .map(trial => ({ x: trial.x, y: trial[measure], finished: trial.state === "finished" }));
     if (own.length > 1) series.push(...own.map(each => ({ ...each, name, colour, faint: true })));
     if (own.length) series.push({ ...meanCurve(own), name, colour, dash });
   }
@@ -196,8 +197,10 @@ function showCurves() {
   const seeds = new Set(ours.filter(trial => trial.x.length).map(trial => trial.seed)).size;
   const { name, higher_is_better } = page.run.metric, direction = higher_is_better ? "" : ", less is better";
   setText(byId("score-title"), page.run.kind === "nodes" ? `Mean held-out ${name}${direction}`
-    : `${metricLabel()} by algorithm${direction}${seeds > 1 ? `: mean of ${seeds} seeds, thin lines: each` : ""}`);
-  scores.show(lines(ours, "score"), { along: along(), from: 0, ...asScore(metricLabel()) });
+    : `${metricLabel()} by algorithm${direction}${seeds > 1 ? `: mean of the finished seeds, thin lines: each` : ""}`);
+  const begun = Object.values(page.trials).some(trial => trial.x.length);
+  const empty = seeds ? `no ${name} in these evaluations` : begun ? "no evaluation of this point yet" : "no evaluation yet";
+  scores.show(lines(ours, "score"), { along: along(), from: 0, empty, ...asScore(metricLabel()) });
   let any = false;
   for (const [measure, title, how] of MEASURES) {
     const series = lines(ours, measure);
@@ -294,7 +297,7 @@ function showDetails(trial) {
   for (let j = 0; j < models; j++) {
     series.push({ name: LETTERS[j], colour: page.colours.clusters[j], x: frames.map(frame => frame.x), y: frames.map(frame => frame.by_cluster[j] ?? null) });
   }
-  byId("by-cluster-section").hidden = models < 2;
+  byId("by-cluster-section").hidden = models < 2 || !series.some(line => line.y.some(value => value !== null));
   byCluster.show(series, { along: trial.timed ? "s" : "round", from: 0, ...asScore(`${metricLabel()} by cluster`) });
   byId("log").replaceChildren(...[...details.log].reverse().map(({ when, kind, what }) =>
     html("li", {}, html("span", { class: "when" }, when), html("span", { class: kind }, what))));

@@ -41,7 +41,7 @@ CHANNEL_OPTIONS = [
 ]
 SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MOST_FRAME_BYTES + 1024),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else two nodes could share a port, each with half of the calls
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 60_000),

@@ -69,11 +69,14 @@ class Dialer:
             table.pop(member, None)
 
     def addresses(self, member: str) -> list[str]:
-        """List the addresses of a member: where it answered last, what it announced, what discovery found."""
-        known = self._local.roster.member(member)
+        """List the addresses of a member: where it answered last, what it announced, what discovery found.
+
+        Behind two routers both may be 192.168.1.2: an address that is this device's own too is left out.
+        """
+        known, own = self._local.roster.member(member), self._local.roster.member(self._local.identity.id)
         reached = self.reached.get(member)
         listed = [*([reached] if reached else []), *(known.addresses if known else ()), *self.found.get(member, ())]
-        return list(dict.fromkeys(listed))
+        return [address for address in dict.fromkeys(listed) if own is None or address not in own.addresses]
 
     async def close(self) -> None:
         """End all attempts."""
@@ -171,7 +174,8 @@ class Dialer:
             self.reached[member] = address
             self._unreached.pop(member, None)
             self.errors.pop(member, None)
-            link = NetLink(member, number, call, options, self._local.now, True, self._local.around.clock.steady)
+            steady, in_parts = self._local.around.clock.steady, self._local.greeting.agrees_on_parts(frame)
+            link = NetLink(member, number, call, options, self._local.now, True, steady, in_parts)
             await self._neighbours.run(link)
         finally:
             call.cancel()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from dfca.node.net.links.channels import Handshakes, call_metadata, caller_of, handlers_of, make_channel, make_server
-from dfca.node.net.links.wire import Code, InStream, StreamBroken, StreamCancelled, StreamEnded
+from dfca.node.net.links.wire import Code, InStream, OnProbe, OnRead, OnTalk, StreamBroken, StreamCancelled, StreamEnded
 from dfca.node.net.options import NetOptions
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
@@ -80,12 +79,7 @@ class GrpcWire:
         self._handshakes = Handshakes()
         self._server: Any = None
 
-    async def serve(
-        self,
-        talk: Callable[[InStream], Awaitable[None]],
-        read: Callable[[bytes, InStream], Awaitable[None]],
-        probe: Callable[[bytes, InStream], Awaitable[bytes]],
-    ) -> int:
+    async def serve(self, talk: OnTalk, read: OnRead, probe: OnProbe) -> int:
         async def on_talk(_requests: Any, context: Any) -> None:
             await talk(self._accept(context))
 

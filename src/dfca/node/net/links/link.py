@@ -17,9 +17,11 @@ from typing import Any
 
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.detector import Detector, Estimate
+from dfca.node.net.links.parts import Incoming, Outgoing
 from dfca.node.net.links.queue import FrameQueue, Overflow
 from dfca.node.net.links.wire import CallStream, StreamBroken, StreamEnded
 from dfca.node.net.options import NetOptions
+from dfca.node.net.transfer.chunks import is_part
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
@@ -44,6 +46,7 @@ class Greeting:
     size: int
     dtype: int
     software: str
+    parts: bool = True  # models travel on the link; until 0.2 they were read by calls of their own
 
     def hello(self, epoch: int) -> bytes:
         """Serialise the first frame."""
@@ -54,6 +57,7 @@ class Greeting:
             dtype=self.dtype,  # type: ignore[arg-type]
             epoch=epoch,
             software=self.software,
+            parts=self.parts,
         )
         return serialize(pb.Frame(hello=hello))
 
@@ -70,6 +74,10 @@ class Greeting:
         if (hello.model_size, hello.dtype) != (self.size, self.dtype):
             raise Refused("model", f"a model of {hello.model_size} floats, this is {self.size}")
         return hello.epoch
+
+    def agrees_on_parts(self, frame: pb.Frame) -> bool:
+        """Return whether models travel on the link with the sender of a hello."""
+        return self.parts and frame.hello.parts
 
 
 def serialize(frame: pb.Frame) -> bytes:
@@ -92,8 +100,13 @@ def check_open(frame: pb.Frame) -> None:
 
 async def read_frame(stream: CallStream) -> pb.Frame:
     """Read and parse a frame. Raises LinkDown at the end of the stream, Refused for anything else than a frame."""
+    return frames.parse(await read_message(stream))
+
+
+async def read_message(stream: CallStream) -> bytes:
+    """Read the bytes of a frame. Raises LinkDown at the end of the stream."""
     try:
-        return frames.parse(await stream.read())
+        return await stream.read()
     except StreamEnded as error:
         raise LinkDown("closed") from error
     except StreamBroken as error:
@@ -120,8 +133,11 @@ class NetLink:
         now: Callable[[], float],
         dialled: bool,
         spent: Callable[[], float] = time.perf_counter,
+        in_parts: bool = False,
     ) -> None:
         self.member, self.number, self.dialled, self._spent = member, number, dialled, spent
+        self.in_parts = in_parts  # models travel on this link, both ends said so
+        self.incoming, self.outgoing = Incoming(self.send, now), Outgoing(options)
         self.bytes_in = self.bytes_out = 0
         self.announced = 0
         self.down = False
@@ -163,6 +179,10 @@ class NetLink:
     def send_newest(self, key: Hashable, make: Callable[[], bytes | None]) -> None:
         """Queue a frame that a newer one with the same key replaces."""
         self._outbox.replace(key, make)
+        self._something.set()
+
+    def wake(self) -> None:
+        """Let the writing task look for something to write."""
         self._something.set()
 
     def end(self, reason: LinkDown) -> None:
@@ -237,12 +257,17 @@ class NetLink:
 
     async def _read(self, handle: Callable[[pb.Frame], None]) -> None:
         while True:
-            frame = await read_frame(self._stream)
+            message = await read_message(self._stream)
             now = self._now()
-            self.bytes_in += frame.ByteSize()
+            self.bytes_in += len(message)
             self._asked_at = None
-            if not self._rate.take(now):
-                raise Refused("rate", f"more than {self._options.frames_per_s:.0f} frames per second")
+            if is_part(message):
+                self.detector.hear(now)
+                if self.incoming.take(message) < self._options.least_chunk_bytes:
+                    self._count_frame(now)
+                continue
+            frame = frames.parse(message)
+            self._count_frame(now)
             kind = frame.WhichOneof("kind")
             if kind == "heartbeat":
                 self._hear_beat(frame.heartbeat, now)
@@ -257,17 +282,24 @@ class NetLink:
             if not self._time.take(self._now(), spent):
                 await asyncio.sleep(spent / self._options.share)  # slow the sender down
 
+    def _count_frame(self, now: float) -> None:
+        if not self._rate.take(now):
+            raise Refused("rate", f"more than {self._options.frames_per_s:.0f} frames per second")
+
     async def _write(self) -> None:
+        """Write frames as they come; parts of models when there are no others."""
         while not self.down:
             make = self._outbox.get()
-            if make is None:
-                self._something.clear()
-                await self._something.wait()
-                continue
-            data = make()
+            data = make() if make is not None else self.outgoing.next()
             if data is not None:
                 self.bytes_out += len(data)
+                begin = self._now()
                 await write_frame(self._stream, data)
+                if make is None:
+                    self.outgoing.chunk.observe(self._now() - begin)
+            elif make is None:
+                self._something.clear()
+                await self._something.wait()
         for data in (self.parting, self._last_frame):
             if data is not None:
                 await write_frame(self._stream, data)

@@ -68,15 +68,15 @@ class Connection(Protocol):
         """End the connection with all its calls."""
 
 
+OnTalk = Callable[[InStream], Awaitable[None]]
+OnRead = Callable[[bytes, InStream], Awaitable[None]]
+OnProbe = Callable[[bytes, InStream], Awaitable[bytes]]
+
+
 class Wire(Protocol):
     """The calls of one node."""
 
-    async def serve(
-        self,
-        talk: Callable[[InStream], Awaitable[None]],
-        read: Callable[[bytes, InStream], Awaitable[None]],
-        probe: Callable[[bytes, InStream], Awaitable[bytes]],
-    ) -> int:
+    async def serve(self, talk: OnTalk, read: OnRead, probe: OnProbe) -> int:
         """Answer calls; returns the port. Raises ConfigError if the node cannot listen there."""
 
     def connect(self, member: str, certificate: bytes, address: str) -> Connection:

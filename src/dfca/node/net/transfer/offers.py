@@ -69,6 +69,12 @@ class Offers:
             return None
         return payload.data
 
+    def announced(self, member: str, number: int) -> bytes | None:
+        """Return the payload with this number of announcement to a member, or None."""
+        named = (offer.name for offer in self.all() if offer.member == member and offer.number == number)
+        name = next(named, None)
+        return None if name is None else self._payloads[name].data
+
     def size(self, name: bytes) -> int:
         """Return the size of a payload in bytes."""
         return len(self._payloads[name].data)

@@ -1,4 +1,4 @@
-"""Reads announced models from neighbours: in chunks, resumed after a break, delivered when complete.
+"""Reads announced models from neighbours: in parts, resumed after a break, delivered when complete.
 
 Time limits use the steady clock and adapt to the link (`deadlines`): a stall is noticed soon on a fast link and later
 on a slow one, and a neighbour that sends a byte per second is given up.
@@ -13,19 +13,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from dfca.base.errors import ConfigError
 from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import LinkDown, NetLink
+from dfca.node.net.links.parts import PacedSize, PartReader
 from dfca.node.net.links.wire import Connection, OutStream, StreamBroken, StreamCancelled, StreamEnded
 from dfca.node.net.local import Local
-from dfca.node.net.options import Swarm
+from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transfer.chunks import read_chunk
 from dfca.node.net.transfer.partials import Partial, Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import ENCODING_NAMES
+from dfca.node.wire.frames import CODED, ENCODING_NAMES
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
@@ -39,7 +42,7 @@ async def _ended(writing: Future[None] | None) -> None:
 
 
 class _Stalled(Exception):
-    """Nothing came in time: try again on a new connection."""
+    """Nothing came in time."""
 
 
 class _Broken(_Stalled):
@@ -50,11 +53,22 @@ class _Gone(Exception):
     """The neighbour no longer has it."""
 
 
-class _Source:
-    """The connection for models of one member, separate from its link: a large model must not delay heartbeats."""
+class _ReadCall:
+    """A model that is read by a call, from a neighbour of version 0.2, which does not send parts on the link."""
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self.deadline = Deadline(least_s, most_s)
+    def __init__(self, call: OutStream) -> None:
+        self._call, self.cancel = call, call.cancel
+
+    async def read(self) -> tuple[memoryview, int]:
+        return read_chunk(await self._call.read())
+
+
+class _Source:
+    """How fast a member sends, and the connection for the models of one that does not send them on its link."""
+
+    def __init__(self, options: NetOptions) -> None:
+        self.deadline = Deadline(options.least_read_s, options.most_read_s)
+        self.window = PacedSize.window(options)
         self.attempts = 0
         self._connection: Connection | None = None
 
@@ -93,13 +107,15 @@ class Puller:
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[Pull, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._due: dict[Pull, tuple[float, OutStream]] = {}
+        self._due: dict[Pull, tuple[float, Callable[[], None]]] = {}  # when, and what ends the wait
 
     def announce(self, link: NetLink, announce: pb.Announce) -> None:
         """Take an announcement. Raises Refused if it cannot be a model of this swarm."""
         decoded = codec.decode(announce.message)
         encoding = ENCODING_NAMES[announce.encoding]
         codec.check_announced(decoded, announce.rows, encoding)
+        if encoding == CODED and (decoded.kind is not Update or self._swarm.payload_bytes is None):
+            raise Refused("encoding", f"the payload of a codec for {decoded.kind.__name__}, which has none here")
         most = payload.most_bytes(self._expect(announce.rows, encoding))
         if announce.size > most:
             raise Refused("size", f"{announce.size} bytes announced, at most {most}")
@@ -136,12 +152,12 @@ class Puller:
             task.add_done_callback(self._dropping.discard)
 
     def check(self) -> None:
-        """Cancel calls that are overdue."""
+        """End reads that are overdue."""
         now = self._local.now()
-        for pull, (due, call) in list(self._due.items()):
+        for pull, (due, cancel) in list(self._due.items()):
             if now > due:
                 del self._due[pull]
-                call.cancel()
+                cancel()
 
     async def close(self) -> None:
         """Stop everything."""
@@ -166,6 +182,7 @@ class Puller:
         task = self._tasks.pop(pull)
         self._due.pop(pull, None)
         self.pulls.end(pull)
+        pull.link.incoming.end(pull.number)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Refused):
             pull.link.end(LinkDown(error.reason, error.text, guilty=True))
@@ -204,9 +221,9 @@ class Puller:
             self._partials.close(pull.name, pull.member, partial, done)
 
     async def _read_all(self, pull: Pull, partial: Partial) -> bool:
-        """Read until the payload is complete, with a new connection after each stall; return whether it is."""
+        """Read until the payload is complete, patient with a few stalls; return whether it is."""
         options, misses = self._local.options, 0
-        source = self._sources.setdefault(pull.member, _Source(options.least_read_s, options.most_read_s))
+        source = self._sources.setdefault(pull.member, _Source(options))
         while partial.offset < pull.size:
             before = partial.offset
             try:
@@ -228,17 +245,15 @@ class Puller:
         return True
 
     async def _read_some(self, pull: Pull, partial: Partial, source: _Source) -> None:
-        """Read from the offset until the payload is complete or the connection breaks."""
-        connection = source.connection(lambda: self._connect(pull.member, source.attempts))
-        request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
-        call = connection.read(request)
+        """Read from the offset until the payload is complete, nothing comes in time, or the connection breaks."""
+        call = self._open(pull, partial.offset, source)
         expected, writing = partial.offset, None
         progress, since = 0, self._local.now()
         try:
             while expected < pull.size:
                 if pull not in self._due:
-                    self._due[pull] = (self._local.now() + source.deadline.seconds, call)
-                data, offset = read_chunk(await self._next(call, source))
+                    self._due[pull] = (self._local.now() + source.deadline.seconds, call.cancel)
+                data, offset = await self._next(call, source)
                 if offset != expected or expected + len(data) > pull.size:
                     raise Refused("size", "a chunk that does not follow the last one")
                 expected, progress = expected + len(data), progress + len(data)
@@ -246,12 +261,13 @@ class Puller:
                     self._due.pop(pull, None)
                     source.deadline.observe(self._local.now() - since)
                     progress, since = 0, self._local.now()
-                self._local.traffic.received[pull.member] += len(data)
-                pull.link.detector.hear(self._local.now())
+                if pull.reader is None:
+                    self._local.traffic.received[pull.member] += len(data)
+                    pull.link.detector.hear(self._local.now())
                 await _ended(writing)
                 if writing is not None:
                     writing.result()
-                pull.got = partial.offset
+                pull.got = expected
                 writing = self._executor.submit(partial.write, data)
         finally:
             self._due.pop(pull, None)
@@ -260,13 +276,22 @@ class Puller:
         if writing is not None:
             writing.result()
 
-    async def _next(self, call: OutStream, source: _Source) -> bytes:
+    def _open(self, pull: Pull, offset: int, source: _Source) -> _ReadCall | PartReader:
+        """Begin to read, or continue after a stall."""
+        if not pull.link.in_parts:
+            connection = source.connection(lambda: self._connect(pull.member, source.attempts))
+            return _ReadCall(connection.read(pb.ReadRequest(name=pull.name, offset=offset).SerializeToString()))
+        if pull.reader is None or pull.reader.is_done:
+            pull.reader = pull.link.incoming.read(pull.number, offset, pull.size, source.window)
+        return pull.reader
+
+    async def _next(self, call: _ReadCall | PartReader, source: _Source) -> tuple[memoryview, int]:
         try:
             return await call.read()
         except StreamEnded as error:
             raise _Stalled("it ended early") from error
         except StreamCancelled as error:
-            source.deadline.miss()  # `check` has cancelled the call
+            source.deadline.miss()  # by `check`
             raise _Stalled("nothing came in time") from error
         except StreamBroken as error:
             if error.code == "not_found":
@@ -301,6 +326,8 @@ class Puller:
             raise _Broken(str(error)) from error
 
     def _expect(self, rows: int, encoding: str) -> payload.Expect:
+        if encoding == CODED:
+            return payload.Expect(self._swarm.payload_bytes or 0, torch.uint8, None, encoding)
         return payload.Expect(self._swarm.size, self._swarm.dtype, rows or None, encoding)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:

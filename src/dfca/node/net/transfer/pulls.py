@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from dfca.node.net.links.parts import PartReader
 from dfca.node.wire.refused import Refused
 
 
@@ -28,6 +29,7 @@ class Pull:
     decoded: Any
     got: int = 0  # bytes that have come
     cancelled: bool = False
+    reader: PartReader | None = None  # where it is read on the link
 
 
 @dataclass

@@ -17,7 +17,7 @@ from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import ENCODINGS
+from dfca.node.wire.frames import ANNOUNCED, CODED
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
@@ -53,7 +53,7 @@ class Sender:
             cluster=message.message.cluster if isinstance(message, Update) else None,
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
-            encoding=self._exact if isinstance(message, codec.EXACT) else self._swarm.encoding,
+            encoding=self._encoding_of(message, model),
             age_s=message.age_s if isinstance(message, Update) else 0.0,
         )
         if offer.cluster is not None:
@@ -81,17 +81,33 @@ class Sender:
         waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
         return sum(member in waiting and link.answers for member, link in self._links.items())
 
+    def want(self, link: NetLink, want: pb.Want) -> None:
+        """Send bytes that a neighbour asks for. Raises Refused."""
+        if link.outgoing.want(want, lambda: self.offers.announced(link.member, want.number)):
+            link.wake()
+        else:
+            link.send(pb.Frame(withdraw=pb.Withdraw(number=want.number)))
+
     def received(self, link: NetLink, number: int) -> None:
         """Note that a neighbour has read an announcement."""
-        offer = self.offers.take(link.member, number)
+        offer = self._take(link, number)
         if offer is not None:
             link.reads.add(self._local.now() - offer.announced)
 
     def unavailable(self, link: NetLink, number: int) -> None:
         """Note that a neighbour will not read an announcement: only updates may be lost, else the link goes down."""
-        offer = self.offers.take(link.member, number)
+        offer = self._take(link, number)
         if offer is not None and offer.cluster is None:
             link.end(LinkDown("unread", "the neighbour could not read a message that must arrive"))
+
+    def _take(self, link: NetLink, number: int) -> ModelOffer | None:
+        link.outgoing.drop(number)
+        return self.offers.take(link.member, number)
+
+    def _encoding_of(self, message: Any, model: Tensor) -> str:
+        if model.dtype == torch.uint8:
+            return CODED
+        return self._exact if isinstance(message, codec.EXACT) else self._swarm.encoding
 
     # Encoding, once for all neighbours that get the same model.
 
@@ -142,6 +158,7 @@ class Sender:
         if offer.cluster is None:
             link.end(LinkDown("slow", "the models that it has not read take too much room"))
         elif offer.number:
+            link.outgoing.drop(offer.number)
             link.send(pb.Frame(withdraw=pb.Withdraw(number=offer.number)))
 
     def _announce(self, link: NetLink, offer: ModelOffer) -> None:
@@ -165,7 +182,7 @@ class Sender:
             message=offer.message.SerializeToString(),
             name=offer.name,
             size=self.offers.size(offer.name),
-            encoding=ENCODINGS[offer.encoding],
+            encoding=ANNOUNCED[offer.encoding],
             rows=offer.rows,
         )
         return serialize(pb.Frame(announce=announce))

@@ -1,0 +1,335 @@
+"""Rogue members against honest nodes over loopback: rounds per second and accuracy before, during and after an attack.
+
+`python -m benchmarks rogue` runs every attack on a swarm of its own; `--only NAME` one of them. A rogue is a member
+with a valid certificate that says what it likes, to everybody, at up to about 1 MB/s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded
+
+from dfca.base.errors import RunError, unknown
+from dfca.core.state import Message
+from dfca.node.disk import folder as folders
+from dfca.node.disk.folder import NodeFolder
+from dfca.node.net.links.link import NetLink
+from dfca.node.net.transport import GrpcTransport
+from dfca.node.operate.commands import init_node
+from dfca.node.run import make_transport
+from dfca.node.service import Service, ServiceOptions
+from dfca.node.task.founding import Founding, JoinPlan, join_swarm
+from dfca.node.trust.identity import Identity
+from dfca.peer.records.messages import Alarm, Call, Hello, Key, Nothing, Probe, Update
+
+HONEST, KINDS, SAMPLES = 8, 2, 200
+TICK_S = 0.25
+LEARN_ROUNDS = 30  # before the first measurement
+
+
+def write_samples(path: Path, kind: int, seed: int) -> str:
+    """Write samples of a kind: the second has the labels of the first, swapped."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(SAMPLES, 3))
+    walks = (x[:, 0] + 0.5 * x[:, 1] > 0) == (kind == 0)
+    rows = (f"{','.join(f'{v:.4f}' for v in row)},{'walk' if w else 'rest'}" for row, w in zip(x, walks, strict=True))
+    path.write_text("\n".join(["a,b,c,activity", *rows]) + "\n")
+    return str(path)
+
+
+def make_folders(folder: Path, count: int, robust: str) -> list[NodeFolder]:
+    """Make the folders of a swarm of devices on this machine."""
+    network = {"host": "127.0.0.1", "port": 0, "invite_port": 0}
+    settings = {"network": network, "training": {"pause_s": 0.4, "reread_s": 0.0}, "log": {"level": "warning"}}
+    agreed = {"starts_with": HONEST, "robust": robust, "personal": 0}
+    names = [folder / f"node{i}" for i in range(count)]
+    data = [write_samples(folder / f"{i}.csv", i % KINDS, seed=i) for i in range(count)]
+    init_node(names[0], Founding(data[0], "activity", settings=settings, hidden=(8,), clusters=KINDS, agreed=agreed))
+    founder = NodeFolder.load(names[0])
+    for name, file in zip(names[1:], data[1:], strict=True):
+        folders.prepare(name)
+        identity = Identity.create(name)
+        founder.roster.introduce(founder.identity, identity.certificate, name.name)
+        founder.save_roster()
+        config = join_swarm(name, founder.facts, JoinPlan(file, settings=settings))
+        folders.write(name, config, founder.facts, founder.roster)
+    records = founder.roster.records()
+    for name in names[1:]:
+        loaded = NodeFolder.load(name)
+        loaded.roster.merge(records)
+        loaded.save_roster()
+    return [NodeFolder.load(name) for name in names]
+
+
+@dataclass
+class Rogue:
+    """A member that listens, and says what an attack tells it to; see `node.transport.TransportInputs`."""
+
+    number: int
+    transport: GrpcTransport
+    honest: list[int]
+    random: Random = field(default_factory=lambda: Random(0))
+    linked: set[int] = field(default_factory=set)
+    hello: Hello | None = None  # the newest that came
+    update: Update | None = None
+
+    def connected(self, neighbour: int) -> None:
+        self.linked.add(neighbour)
+
+    def disconnected(self, neighbour: int) -> None:
+        self.linked.discard(neighbour)
+
+    def received(self, sender: int, message: Any) -> None:
+        if isinstance(message, Hello) and (self.hello is None or message.round >= self.hello.round):
+            self.hello = message
+        elif isinstance(message, Update):
+            self.update = message
+            self.hello = self.hello and self.hello._replace(lineage=message.lineage)
+
+    def tell(self, make: Callable[[Hello], Any]) -> None:
+        """Send everybody a message that is made of the newest hello."""
+        if self.hello is not None:
+            for neighbour in [*self.linked]:
+                self.transport.send(neighbour, make(self.hello))
+
+    def send_model(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Send everybody an update like the newest that came, with another model."""
+        if self.update is not None:
+            heard = self.update.message
+            model = Message(self.number, heard.cluster, heard.round + 1, heard.degree, change(heard.model))
+            for neighbour in [*self.linked]:
+                self.transport.send(neighbour, self.update._replace(message=model, age_s=0.0, parts=1))
+
+    def links(self) -> list[NetLink]:
+        """Return its links, for what a message cannot say."""
+        return [*self.transport._neighbours.links.values()]
+
+
+Attack = Callable[[Rogue, int], None]  # called every TICK_S with the number of the tick
+SECOND = round(1 / TICK_S)
+
+
+def by_elections(rogue: Rogue, tick: int, root: int | None = None) -> None:
+    """Call by-elections that nobody needs, and answer nothing."""
+    if tick % SECOND == 0:
+        key = Key(tick, 0, rogue.random.getrandbits(62), rogue.number if root is None else root, 1)
+        rogue.tell(lambda hello: Probe(key, hello.lineage, Call((), hello.clusters)))
+
+
+def by_elections_of_others(rogue: Rogue, tick: int) -> None:
+    """The same in the names of honest members."""
+    by_elections(rogue, tick, rogue.random.choice(rogue.honest))
+
+
+def alarms(rogue: Rogue, tick: int) -> None:
+    """Raise alarms in everybody's name."""
+    for origin in rogue.honest:
+        rogue.tell(lambda hello, origin=origin: Alarm(origin, 10**9 + tick, True, hello.lineage))  # type: ignore[misc]
+
+
+def large_models(rogue: Rogue, _: int) -> None:
+    """Send random models with 100 times the norm of a sound one."""
+
+    def change(model: Tensor) -> Tensor:
+        noise = torch.randn_like(model)
+        scaled: Tensor = noise * (100 * model.norm() / noise.norm())
+        return scaled
+
+    rogue.send_model(change)
+
+
+def flipped_models(rogue: Rogue, _: int) -> None:
+    """Send models with the signs flipped."""
+    rogue.send_model(torch.neg)
+
+
+def flood(rogue: Rogue, tick: int) -> None:
+    """Send 160 messages a second to everybody."""
+    for number in range(round(160 * TICK_S)):
+        rogue.tell(lambda hello, number=number: Nothing(hello.round + number, hello.lineage))  # type: ignore[misc]
+
+
+def warped_hellos(rogue: Rogue, tick: int) -> None:
+    """Claim rounds of a far future and other lives."""
+    rogue.tell(lambda hello: hello._replace(incarnation=tick, round=2**50 + tick))
+
+
+def garbage(rogue: Rogue, _: int) -> None:
+    """Send bytes that are no frames."""
+    for link in rogue.links():
+        link.send_made(lambda: os.urandom(200), 200)
+
+
+def forged_records(rogue: Rogue, tick: int) -> None:
+    """Hand on roster records that nobody signed."""
+    from dfca.node.wire import wire_pb2 as pb
+
+    for link in rogue.links():
+        link.send(pb.Frame(roster_records=pb.RosterRecords(records=[os.urandom(300) for _ in range(4)])))
+
+
+def false_offers(rogue: Rogue, _: int) -> None:
+    """Announce models, and send none of their bytes."""
+    for link in rogue.links():
+        link.outgoing.next = lambda: None  # type: ignore[method-assign]
+    rogue.send_model(torch.clone)
+
+
+def flapping(rogue: Rogue, tick: int) -> None:
+    """Break all links twice a second, and dial again."""
+    if tick % 2 == 0:
+        members = [link.member for link in rogue.links()]
+        rogue.transport.block(members, 0.05)
+
+
+ATTACKS: dict[str, Attack] = {
+    "nothing": lambda rogue, tick: None,
+    "by-elections": by_elections,
+    "by-elections-of-others": by_elections_of_others,
+    "alarms": alarms,
+    "large-models": large_models,
+    "flipped-models": flipped_models,
+    "flood": flood,
+    "warped-hellos": warped_hellos,
+    "garbage": garbage,
+    "forged-records": forged_records,
+    "false-offers": false_offers,
+    "flapping": flapping,
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the honest did in one phase."""
+
+    rate: float  # rounds per second of one node
+    accuracy: float  # mean on held-out samples, at its end
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One attack: before, during, after."""
+
+    name: str
+    phases: tuple[Phase, Phase, Phase]
+    bytes_per_s: float  # of all rogues
+
+    def row(self) -> str:
+        """Write a row of the table."""
+        rates = ", ".join(f"{phase.rate:.2f}" for phase in self.phases)
+        scores = ", ".join(f"{phase.accuracy:.0%}" for phase in self.phases)
+        kept = self.phases[1].rate / self.phases[0].rate if self.phases[0].rate else 0.0
+        return f"| {self.name} | {rates} | {kept:.0%} | {scores} | {self.bytes_per_s / 1000:.1f} |"
+
+
+HEAD = """| attack | rounds/s before, during, after | kept | accuracy before, during, after | kB/s sent |
+|---|---|---|---|---|"""
+
+
+@asynccontextmanager
+async def honest_swarm(folder: Path, rogues: int, robust: str) -> AsyncIterator[tuple[list[Service], list[Rogue]]]:
+    """Run honest nodes until they have learned something; then rogues join, which are silent yet."""
+    made = make_folders(folder, HONEST + rogues, robust)
+    services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_transport) for each in made[:HONEST]]
+    tasks = [asyncio.create_task(service.run()) for service in services]
+    members: list[Rogue] = []
+    try:
+        await _until(lambda: all(service.port for service in services))
+        names = tuple(each.path.name for each in made[:HONEST])
+        for one in services:
+            for other in services:
+                one.folder.roster.merge(other.folder.roster.records())
+        await _until(lambda: min(_rounds(services)) >= LEARN_ROUNDS)
+        for each in made[HONEST:]:
+            transport = make_transport(each, neighbours=names)
+            assert isinstance(transport, GrpcTransport)
+            address = await transport.start()
+            each.roster.merge(services[0].folder.roster.records())
+            each.roster.announce(each.identity, [address])
+            rogue = Rogue(each.identity.number, transport, [service.folder.identity.number for service in services])
+            transport.open(rogue)
+            members.append(rogue)
+        await _until(lambda: all(len(rogue.linked) == HONEST and rogue.update is not None for rogue in members))
+        yield services, members
+    finally:
+        for rogue in members:
+            await rogue.transport.stop()
+        for service in services:
+            service.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def attack(name: str, seconds: float, rogues: int = 1, robust: str = "clip") -> Attacked:
+    """Measure one attack; raises RunError if the swarm does not start."""
+    act = ATTACKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        async with honest_swarm(Path(folder), rogues, robust) as (services, members):
+            before = await _measure(services, seconds)
+            sent = sum(rogue.transport.status()["bytes_out"] for rogue in members)
+            acting = [asyncio.create_task(_act(rogue, act)) for rogue in members]
+            during = await _measure(services, 2 * seconds)
+            for task in acting:
+                task.cancel()
+            await asyncio.gather(*acting, return_exceptions=True)
+            sent = sum(rogue.transport.status()["bytes_out"] for rogue in members) - sent
+            after = await _measure(services, seconds)
+    return Attacked(name, (before, during, after), sent / (2 * seconds))
+
+
+async def _act(rogue: Rogue, act: Attack) -> None:
+    tick = 0
+    while True:
+        act(rogue, tick)
+        tick += 1
+        await asyncio.sleep(TICK_S)
+
+
+async def _measure(services: list[Service], seconds: float) -> Phase:
+    loop, rounds = asyncio.get_running_loop(), _rounds(services)
+    begin = loop.time()
+    await asyncio.sleep(seconds)
+    done = sum(_rounds(services)) - sum(rounds)
+    scores = [service.status()["accuracy"] for service in services]
+    return Phase(done / len(services) / (loop.time() - begin), fmean(score for score in scores if score is not None))
+
+
+def _rounds(services: list[Service]) -> list[int]:
+    return [service.node.machine.round if hasattr(service, "node") else 0 for service in services]
+
+
+async def _until(is_true: Callable[[], bool], seconds: float = 120.0) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not is_true():
+        if loop.time() > end:
+            raise RunError(f"the swarm did not start within {seconds:.0f} s; are other programs using the processor?")
+        await asyncio.sleep(0.1)
+
+
+def print_table(only: list[str], seconds: float, rogues: int, robust: str, show: Callable[[str], None]) -> None:
+    """Run attacks, all if none are named, and show the table row by row."""
+    for name in only:
+        if name not in ATTACKS:
+            raise unknown("attack", name, tuple(ATTACKS))
+    torch.set_num_threads(1)
+    show(
+        f"{HONEST} honest nodes, {rogues} rogue, robust = {robust}, {seconds:g} s before and after, twice that during\n"
+    )
+    show(HEAD)
+    for name in only or ATTACKS:
+        show(asyncio.run(attack(name, seconds, rogues, robust)).row())

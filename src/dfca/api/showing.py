@@ -1,0 +1,85 @@
+"""Results in memory as figures and tables: those that a run folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfca.base.errors import unknown
+from dfca.core.learning.task import ACCURACY
+from dfca.report.formats import TableOptions, latex
+from dfca.report.rows import RunReport
+from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow
+from dfca.sim.notes import diverged_clients
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dfca.api.result import Result
+    from dfca.report.drawing.curves import Against
+
+
+def run_of(results: Sequence[Result]) -> Run:
+    """Make of results what reading a run folder makes of it."""
+    names = list(dict.fromkeys(result.algorithm for result in results))
+    seeds = list(dict.fromkeys(result.seed for result in results))
+    lines = [
+        EvaluationRow.of({"algorithm": result.algorithm, "seed": result.seed, **row})
+        for result in results
+        for row in result.evaluations
+    ]
+    clients = len(results[0].evaluations[-1].assignments)
+    config = {"algorithms": names, "seeds": seeds, "clients": clients}
+    return Run(Path(), config, "", {}, {"clients": clients}, list(map(_trial, results)), lines, {}, [], [])
+
+
+def plot(results: Sequence[Result], measure: str | None, against: Against, width: float, font_size: float) -> Figure:
+    """Draw a measure of results, one line per algorithm, in the colours of paper."""
+    from dfca.report.drawing.curves import AXES, curves_of
+    from dfca.report.drawing.sizes import FigureSize, sized
+    from dfca.report.drawing.svg import for_paper_
+    from dfca.report.paper.figures import style_of
+    from dfca.report.virtual.plots import draw_courses
+    from dfca.runs.store.metric import ACCURACY as SHARE
+    from dfca.runs.store.metric import metric_named
+
+    if against not in AXES:
+        raise unknown("value of against", against, AXES)
+    run, size = run_of(results), FigureSize(width, font_size)
+    name = measure or run.metric.key
+    numbers = {key for row in run.metrics for key, value in row.items() if isinstance(value, int | float)}
+    if name not in numbers:
+        raise unknown("measure", name, numbers - {"seed"})
+    series = curves_of(run, name, against)
+    series = {label: curve for label, curve in series.items() if against == "round" or any(curve.x)}
+    metric = run.metric if name == run.metric.key else metric_named(name)
+    if name in (f"all_models_{run.metric.key}", "cluster_accuracy"):
+        shares = SHARE if name == "cluster_accuracy" else run.metric
+        metric = shares._replace(name=name.replace("_", " "), key=name)
+    with sized(size):
+        figure = draw_courses(series, style_of(run), AXES[against], metric=metric)
+    for_paper_(figure, size)
+    return figure
+
+
+def to_latex(results: Sequence[Result], columns: Sequence[str], caption: str, paper_names: bool) -> str:
+    """Write the table of results in LaTeX."""
+    report = RunReport.of(run_of(results))
+    return latex(report.with_paper_names() if paper_names else report, TableOptions(columns, caption))
+
+
+def _trial(result: Result) -> TrialRow:
+    last = result.evaluations[-1]
+    facts: dict[str, Any] = {"momentum": result.momentum, "diverged_clients": diverged_clients(result.notes)}
+    if result.simulation is not None:
+        setting = result.simulation.setting
+        facts["clusters"] = setting.true_clusters if setting.split.clusters is not None else setting.clusters
+        if setting.learns.metric != ACCURACY:
+            facts["metric"] = setting.learns.metric.facts()
+    numbers = {key: value for key, value in last.items() if isinstance(value, int | float)}
+    seconds = {"seconds": sum((last.get("seconds") or {}).values()) or None}
+    head = {"algorithm": result.algorithm, "seed": result.seed, "rounds": last.round, "finished": True}
+    return TrialRow.of(numbers | seconds | facts | head)

@@ -1,0 +1,50 @@
+"""Codecs by name: what travels in place of a model (`core.codec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.imports import import_function, is_import
+from dfca.codecs.quantised import bf16, int8, one_bit
+from dfca.codecs.sparse import random_k, top_k
+from dfca.core.codec import Codec
+
+CODECS: dict[str, Callable[[float], Codec]] = {
+    "bf16": lambda keep: bf16(),
+    "int8": lambda keep: int8(),
+    "1-bit": lambda keep: one_bit(),
+    "top-k": top_k,
+    "random-k": random_k,
+}
+"""Makes a codec from `mixing.keep`."""
+
+
+def get(codec: Any, keep: float) -> Codec | None:
+    """Find a codec.
+
+    Args:
+        codec: A name, "module:function" of one's own, called without arguments, or the record itself.
+        keep: The share of the numbers that sparse codecs send.
+
+    Returns:
+        The codec; None for "none".
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    if codec is None or codec == "none":
+        return None
+    if isinstance(codec, str) and is_import(codec):
+        named, codec = codec, import_function(codec, "mixing.codec")()
+        if not isinstance(codec, Codec):
+            raise ConfigError(f'mixing.codec "{named}" must return a dfca.Codec, got {type(codec).__name__}')
+    if isinstance(codec, Codec):
+        return codec
+    if codec not in CODECS:
+        raise unknown("mixing.codec", codec, ("none", *CODECS, "module:function"))
+    return CODECS[codec](keep)
+
+
+__all__ = ["CODECS", "get"]
