@@ -45,6 +45,8 @@ EPOCH = 1.7e9
 """When worlds begin, in seconds since 1970."""
 RECOVERY_S = 300.0
 """Time to recover after the last fault; the slowest of 1,000 worlds needs about half of it."""
+CALM_S = 1.5
+"""The longest delay once faults have stopped. With heartbeats each second a longer one is silence, which ends links."""
 LOOK_S = 2.0
 MORE_ROUNDS = 3
 END_S = 20.0
@@ -296,7 +298,10 @@ class NodeRun:
 
     def _delay(self) -> float:
         world = self.world
-        return world.delay_s * min(20.0, self.random.lognormvariate(0.0, world.spread)) if world.delay_s else 0.0
+        if not world.delay_s:
+            return 0.0
+        seconds = world.delay_s * min(20.0, self.random.lognormvariate(0.0, world.spread))
+        return seconds if asyncio.get_running_loop().time() < FAULTS_S else min(seconds, CALM_S)
 
     def _held_s(self, one: int, other: int) -> float:
         now = asyncio.get_running_loop().time()
