@@ -23,7 +23,7 @@ from dfca.base.errors import RunError
 from dfca.core import client, exchange, method
 from dfca.core import state as core_state
 from dfca.core.rules import election, merging, relay, staleness
-from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state
+from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state, surveys
 from dfca.peer.records import lineage, messages, options, work
 from dfca.peer.waves import deadline, survey
 from dfca.peer.waves import election as peer_election
@@ -31,7 +31,7 @@ from dfca.peer.waves import election as peer_election
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, core_state, exchange, election, merging, relay, staleness, method),
-    *(copies, curves, cycle, inbox, pursuit, revival, state),
+    *(copies, curves, cycle, inbox, pursuit, revival, state, surveys),
     *(lineage, messages, options, work),
     *(deadline, peer_election, survey),
 )
