@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dfca.base.errors import ConfigError
 from dfca.core.learning.task import ACCURACY, CLASSIFICATION
+from dfca.core.method import MixingOptions
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.node.task.config import NodeConfig
@@ -77,6 +78,7 @@ class SwarmPlan:
         setting, config = self.setting, self.trial.point.config
         facts = Facts.checked(
             {
+                **config.mixing.narrowed(MixingOptions, aggregation="sequential").plain(),
                 "name": f"swarm-{self.experiment.name}",
                 "founder": founder,
                 "seed": self.trial.seed,
@@ -89,11 +91,6 @@ class SwarmPlan:
                 "classes": [str(name) for name in range(setting.split.classes)],
                 "local": config.local.plain() | {"batch_size": config.local.options().batch_size},
                 "augment": None if config.data.augment is None else config.data.augment.plain(),
-                "weights": config.mixing.weights,
-                "share": config.mixing.share,
-                "robust": config.mixing.robust,
-                "codec": config.mixing.codec,
-                "keep": config.mixing.keep,
                 "merging": None if setting.merging is None else asdict(setting.merging),
                 "personal": setting.last_steps,
             }

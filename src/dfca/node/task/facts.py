@@ -21,13 +21,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dfca.base.errors import ConfigError
-from dfca.base.files import atomic_write, read_small
 from dfca.base.renamed import current, earlier, refuse_earlier
 from dfca.base.table import Table, option
 from dfca.base.validation import check
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from dfca.node.task.learner import Architecture
     from dfca.peer.records.options import PeerOptions
 
-FILE = "facts.json"
 VERSION = 1
 """Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
@@ -301,24 +298,6 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         """Make facts from a table. Raises ConfigError with everything that is wrong."""
         refuse_earlier(content.get("algorithm"))
         return check(content, cls, "the swarm's facts")
-
-    @classmethod
-    def load(cls, folder: Path) -> Facts:
-        """Read the facts in a node's folder. Raises ConfigError where there are none, or no good ones."""
-        path = folder / FILE
-        try:
-            data = read_small(path, LARGEST)
-        except FileNotFoundError:
-            raise ConfigError(
-                f"there is no swarm in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-        return cls.from_bytes(data)
-
-    def save(self, folder: Path) -> None:
-        """Write the facts into a node's folder. Raises RunError where it cannot be written."""
-        atomic_write(folder / FILE, self.to_bytes())
 
     @property
     def swarm_id(self) -> str:
