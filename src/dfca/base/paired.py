@@ -70,17 +70,10 @@ def critical(freedom: int, level: float = LEVEL) -> float:
 
 
 def paired(differences: Sequence[float], family: int = 1) -> Difference:
-    """Test the mean of paired differences against 0.
+    """Test the mean of paired differences against 0; family: the comparisons whose intervals hold together.
 
     Differences that are all alike have no spread to measure by, and scores are counts of samples, so this happens by
     chance. Then p is that of the signs: all of n the same way, 2 / 2^n.
-
-    Args:
-        differences: One or more.
-        family: The number of comparisons of the table, whose intervals hold together.
-
-    Returns:
-        The mean, with half of its interval and its own p.
     """
     n, level = len(differences), LEVEL / family
     mean = fmean(differences)
@@ -124,14 +117,7 @@ def compare(
 ) -> dict[str, Compared]:
     """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out.
 
-    Args:
-        scores: Of each algorithm, by seed.
-        reference: One of the algorithms.
-        higher_is_better: Whether more is better.
-        family: The number of comparisons of the whole table; None: those made here.
-
-    Returns:
-        The comparisons by algorithm.
+    family: the number of comparisons of the whole table; None: those made here.
     """
     pairs = pairs_with(scores, reference)
     family = family or family_of(pairs.values())

@@ -345,8 +345,7 @@ class Config(BaseModel):
     def check_imports(self) -> None:
         """Import whatever of the user's own the config names, which runs its code.
 
-        Raises:
-            ConfigError: where that cannot be imported, or is no algorithm.
+        Raises ConfigError where that cannot be imported, or is no algorithm.
         """
         for label in self.algorithms:
             if is_import(registry.base_of(label)):
@@ -379,11 +378,7 @@ class Config(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """Check the values of an experiment file.
-
-        Raises:
-            ConfigError: With everything that is wrong.
-        """
+        """Check the values of an experiment file. Raises ConfigError with everything that is wrong."""
         return check(dict(values), cls)
 
     @classmethod

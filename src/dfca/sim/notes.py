@@ -54,17 +54,10 @@ def notes_of_scores(metric: Metric, score: float | None, target: float | None) -
 def notes_of(
     start: Start, evaluator: Evaluator, models: int, diverged: Collection[int], left: int | None = None
 ) -> tuple[str, ...]:
-    """List the notes of a simulation.
+    """List the notes of a simulation, one sentence each.
 
-    Args:
-        start: what the simulation started from.
-        evaluator: which clients had a high loss.
-        models: how many a client keeps.
-        diverged: the clients at which an update was not finite.
-        left: how many clusters merging has left, 0 before its last survey, None without merging.
-
-    Returns:
-        One sentence each.
+    models: how many a client keeps; diverged: the clients at which an update was not finite; left: how many clusters
+    merging has left, 0 before its last survey, None without merging.
     """
     return (
         *start.setting.split.notes,

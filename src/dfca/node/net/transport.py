@@ -93,9 +93,7 @@ class GrpcTransport:
     async def start(self) -> str:
         """Start to listen; returns the address. Calls are refused until `open`.
 
-        Raises:
-            ConfigError: if the node cannot listen there.
-            RunError: if its folder cannot be written.
+        Raises ConfigError if the node cannot listen there; RunError if its folder cannot be written.
         """
         options, loop = self._options, asyncio.get_running_loop()
         clock = self._clock = SteadyClock(TICK_S, loop.time())

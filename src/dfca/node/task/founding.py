@@ -70,7 +70,7 @@ class Founding(JoinPlan):
 def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfig, Facts]:
     """Settle the facts of a new swarm and the settings of its founder; reads the data, writes nothing.
 
-    founder: the device ID, or the authority's ID. `config.save(folder)` and `facts.save(folder)` write both.
+    founder: the device ID, or the authority's ID. `node.disk.folder.write` writes both.
 
     Raises DfcaError with everything that is wrong.
     """
