@@ -90,8 +90,8 @@ def run_group(group: TrialGroup, context: RunContext, share_out: Callable[[int],
     """Run the trials of a group; its split and graph are freed on return.
 
     All ranks of a run make this call; only the first has the folder. share_out: makes this rank's share of a number of
-    clients. Raises RunError if the disk cannot be written, or another rank is lost; Interrupted if a stop was requested:
-    the state is stored.
+    clients. Raises RunError if the disk cannot be written, or another rank is lost; Interrupted if a stop was
+    requested: the state is stored.
     """
     shards = share_out(group.point.config.clients)
     context.heed_stop(f"before {group.trials[0]}", shards)

@@ -33,7 +33,7 @@ def make_stepper(
 ) -> Callable[[Sequence[Tensor]], None]:
     """Make the function that takes one step in place, given the gradients.
 
-    theta: the tensors that are trained; with `stacked` those of C clients, (C, *shape). decays: the weight decay of each.
+    theta: the tensors that are trained; with `stacked` those of C clients, (C, *shape). decays: the weight decays.
     """
     take: Callable[[Sequence[Tensor]], None]
     if options.optimizer == "sgd":
