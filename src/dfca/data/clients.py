@@ -86,11 +86,9 @@ class ClientData:
     @property
     def nbytes(self) -> int:
         """The bytes of the inputs, 0 where they are read when they are used."""
-        return (
-            0
-            if isinstance(self.x, Lazy)
-            else sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
-        )
+        if isinstance(self.x, Lazy):
+            return 0
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
 
     def of(self, client: int, round: int = -1) -> tuple[Any, Tensor]:
         """View one client's samples.
