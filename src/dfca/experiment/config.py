@@ -257,8 +257,6 @@ class Config(BaseModel):
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
         check_world(self.world, self.clock, self.clients)
-        if self.world is not None and self.privacy is not None:
-            raise ConfigError("[privacy] is for synchronous rounds, and this experiment has a [world]; leave one out")
         if self.world is not None and self.mixing.weights == "samples":
             raise ConfigError(WEIGHTS_NEED_ROUNDS)
         for label in self.algorithms:

@@ -100,8 +100,9 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
     )
     facts = facts.changed(model=model)
     samples = load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
+    built = build(facts, facts.model.factory, config.training.weights)
     if tokens:
-        check_tokens(build(facts, facts.model.factory, config.training.weights), samples.train[0])
+        check_tokens(built, samples.train[0])
     return config, facts
 
 
