@@ -83,7 +83,7 @@ def make_optimiser(theta: Sequence[Tensor], options: LocalOptions, decays: Seque
 
 
 def check_optimiser(options: LocalOptions) -> None:
-    """Raise ConfigError where the optimiser that is named is none."""
+    """Raise ConfigError if the name is not that of an optimiser."""
     if options.optimizer != "sgd":
         make_optimiser([torch.zeros(1, requires_grad=True)], options, [0.0])
 

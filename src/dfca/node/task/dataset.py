@@ -43,23 +43,23 @@ class DeviceSamples:
 
 def problems(raw: Raw, facts: Facts) -> list[str]:
     """List everything about samples that does not fit a swarm, each with its cure."""
-    found = _input_problems(raw, facts)
+    reasons = _input_problems(raw, facts)
     if raw.labels is not None and facts.task == "regression":
         wrong = [label for label in raw.labels if to_number(label) is None]
         if wrong:
-            found.append(
+            reasons.append(
                 f'{listed(sorted(set(wrong)))} in "{facts.label}" is no number, and the swarm predicts numbers: '
                 "correct it, or remove these samples"
             )
     elif raw.labels is not None:
         unknown = sorted(set(raw.labels) - set(facts.classes))
         if unknown:
-            found.append(
+            reasons.append(
                 f'{"class" if len(unknown) == 1 else "classes"} {listed(unknown)} in "{facts.label}" '
                 f"{'is' if len(unknown) == 1 else 'are'} not of the swarm, which knows {listed(facts.classes)}: "
                 "correct the labels, remove these samples, or found a new swarm"
             )
-    return found
+    return reasons
 
 
 def _input_problems(raw: Raw, facts: Facts) -> list[str]:
@@ -73,12 +73,12 @@ def _input_problems(raw: Raw, facts: Facts) -> list[str]:
         here, known = set(raw.names), {*inputs.features, *inputs.ignored}
         missing = [name for name in inputs.features if name not in here]
         more = [name for name in raw.names if name not in known]
-        found = []
+        reasons = []
         if missing:
-            found.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")
+            reasons.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")
         if more:
-            found.append(f"column {listed(more)} is not one of the swarm's: remove it, or name it in data.ignore")
-        return found
+            reasons.append(f"column {listed(more)} is not one of the swarm's: remove it, or name it in data.ignore")
+        return reasons
     if raw.names is not None:
         return [f"these samples are columns ({listed(raw.names)}) and the swarm's are arrays of shape {inputs.shape}"]
     if raw.x.shape[1:] != inputs.shape:
@@ -168,7 +168,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 def signature(paths: Sequence[Path]) -> Signature:
     """Describe files by name, size, time and inode; folders by all files in their subfolders."""
-    found: list[tuple[str, int, int, int]] = []
+    described: list[tuple[str, int, int, int]] = []
     for path in paths:
         files = [path, *sorted(path.glob("*/*"))] if path.is_dir() else [path]
         for file in files:
@@ -176,8 +176,8 @@ def signature(paths: Sequence[Path]) -> Signature:
                 status = os.stat(file)
             except OSError:
                 continue
-            found.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
-    return tuple(found)
+            described.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(described)
 
 
 class DeviceData:

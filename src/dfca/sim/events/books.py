@@ -198,7 +198,7 @@ class RunLog:
             shares.append(1 - busy / (self.time - away) if self.time > away else 0.0)
         return shares
 
-    def traffic(self, model_bytes: int, models: int, payload_bytes: int | None = None) -> dict[str, Any]:
+    def traffic(self, model_bytes: int, models: int, payload_bytes: int | None = None) -> dict[str, int | list[int]]:
         """Return the metrics of what was sent so far; models: how many clusters the row lists; payload_bytes: of a
         codec, which is not for copies that were asked for."""
         dense = 0 if self.server_models else self.kinds["answer"] + self.kinds["repeat"]

@@ -469,7 +469,7 @@ class ClientPool:
         elif release is not None and done is not None and done < release:
             notes += (
                 f"{name}: the run ended after {done} rounds on average, before round {release}, in which the personal "
-                "last step is picked: samples were held out in vain; give fewer rounds, or personal.steps = 0",
+                "last step is picked: samples were held out for nothing; give fewer rounds, or personal.steps = 0",
             )
         return notes
 

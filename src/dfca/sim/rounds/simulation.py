@@ -171,7 +171,7 @@ class Simulation:
             ConfigError: If the client is not a member.
         """
         place = client - self.members.start
-        self._row(client)  # raises where it is none of ours
+        self._row(client)  # raises for a client of another rank
         deployed = self.evaluator.deploy(self.banks, self._known_losses())[2]([place])
         return self.flat.to_module(self.last_step.take(deployed, [place])[0])
 
