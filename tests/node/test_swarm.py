@@ -114,7 +114,7 @@ def test_faults_are_drawn_by_the_seed() -> None:
     plans = [FaultPlan(FaultOptions(5.0, 20.0, seed=3), 4, edges) for _ in range(2)]
     victims = [[plan.victim(now) for now in (1.0, 5.0, 6.0, 10.0)] for plan in plans]
     assert victims[0] == victims[1]
-    assert [each is None for each in victims[0]] == [True, False, True, False]
+    assert [victim is None for victim in victims[0]] == [True, False, True, False]
     cuts = [[plan.links(now) for now in (19.0, 20.0, 41.0)] for plan in plans]
     assert cuts[0] == cuts[1]
     assert cuts[0][0] is None

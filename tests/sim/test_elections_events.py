@@ -138,8 +138,8 @@ def watch_lineages(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, bool]]:
 
     def watched(peer: Peer) -> float | None:
         if peer.bank is not None:
-            hellos = [each.hello for each in peer.links.values() if each.hello is not None]
-            seen.add((any(each.lineage > peer.lineage for each in hellos), peer.joiner.highest != peer.lineage))
+            hellos = [link.hello for link in peer.links.values() if link.hello is not None]
+            seen.add((any(hello.lineage > peer.lineage for hello in hellos), peer.joiner.highest != peer.lineage))
         return next_wake(peer)
 
     monkeypatch.setattr(Peer, "next_wake", watched)
