@@ -233,6 +233,7 @@ class Simulation:
             tensors = {**tensors, **self.merging.state()}
         if self.start.memory is not None:
             tensors = {**tensors, "memory": self.start.memory}
+        tensors = {**tensors, **self.engine.kept.tensors()}
         return {**tensors, **self.last_step.state(), "bank": self.banks, "assignments": self.assignments}, {
             **facts,
             "round": self.round,
@@ -286,6 +287,7 @@ class Simulation:
         if self.revival is not None:
             self.revival.restore(small)
         self.last_step.restore(small)
+        self.engine.kept.restore(small)
         if self.merging is not None:
             self.merging.restore(small, facts)
         if self.start.memory is not None:
