@@ -22,6 +22,7 @@ MEASURES: dict[str, Measure] = {
     "floor": floor.rows,
     "peers": baselines.rows,
     "scaling": scaling.rows,
+    "record": scaling.rows,
     "ranks": ranks.rows,
     "events": events.rows,
 }
@@ -62,6 +63,7 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
         "floor": lambda: floor.make_plan(quick),
         "peers": lambda: baselines.make_plan(quick, cache),
         "scaling": lambda: scaling.make_plan(quick),
+        "record": lambda: scaling.make_record(quick),
         "ranks": lambda: ranks.make_plan(quick),
         "events": lambda: events.make_plan(quick),
     }
@@ -69,7 +71,7 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
     if repeats is None:
         return plans
     return {
-        name: replace(plan, **{"cycles" if name == "scaling" else "repeats": repeats}) for name, plan in plans.items()
+        name: replace(plan, **{"cycles" if name in ("scaling", "record") else "repeats": repeats}) for name, plan in plans.items()
     }
 
 
