@@ -70,9 +70,8 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
     plans = {name: makers[name]() for name in parts}
     if repeats is None:
         return plans
-    return {
-        name: replace(plan, **{"cycles" if name in ("scaling", "record") else "repeats": repeats}) for name, plan in plans.items()
-    }
+    field = {"scaling": "cycles", "record": "cycles"}
+    return {name: replace(plan, **{field.get(name, "repeats"): repeats}) for name, plan in plans.items()}
 
 
 def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: ProgressSink) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import time
 from itertools import count
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -17,7 +16,7 @@ stub("dp_accounting", "dp_accounting.pld", "dp_accounting.rdp", "prv_accountant"
 from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402
 from pfl.algorithm.federated_averaging import FederatedAveraging  # noqa: E402
-from pfl.callback import TrainingProcessCallback  # noqa: E402
+from pfl.callback.base import TrainingProcessCallback  # noqa: E402
 from pfl.data.federated_dataset import FederatedDataset  # noqa: E402
 from pfl.data.pytorch import PyTorchTensorDataset  # noqa: E402
 from pfl.hyperparam.base import NNTrainHyperParams  # noqa: E402
@@ -53,7 +52,6 @@ class Clock(TrainingProcessCallback):
 
 def main() -> None:
     """Run the rounds."""
-    numpy.random.seed(0)
     users = {i: PyTorchTensorDataset(samples_of(i, WORK), user_id=str(i)) for i in range(WORK.clients)}
     turns = count()
     data = FederatedDataset(users.__getitem__, lambda: next(turns) % WORK.clients)

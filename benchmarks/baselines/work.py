@@ -1,7 +1,8 @@
 """The work that every library does, for the scripts of this folder: torch and the standard library only, no dfca.
 
 N clients hold random images and train an MLP 784 - hidden - 10, or the CNN of pfl-research's CIFAR-10 benchmark: each
-round one pass over the client's samples in batches, plain SGD. A script reads the work as JSON from its command line and prints seconds per round as JSON.
+round one pass over the client's samples in batches, plain SGD. A script reads the work as JSON from its command line
+and prints seconds per round as JSON.
 """
 
 from __future__ import annotations
