@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, place_of
 
 NORM_FACTOR = 1e3
 """A model that is this many times as large as the receiver's own is no model."""
@@ -180,4 +180,6 @@ def _call(codec: Codec, what: str, function: Callable[..., Any], *arguments: Any
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} of codec {codec.name} failed with {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{what} of codec {codec.name} failed with {type(error).__name__}: {error}{place_of(error)}"
+        ) from error

@@ -10,8 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError, ModelError
-from dfca.base.imports import place_of
+from dfca.base.errors import ConfigError, ModelError, place_of
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
 from dfca.core.learning.holdout import held_out

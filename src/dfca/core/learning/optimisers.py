@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, place_of
 
 if TYPE_CHECKING:
     from dfca.core.method import LocalOptions
@@ -134,8 +134,8 @@ def make_optimiser(theta: Sequence[Tensor], options: LocalOptions, decays: Seque
         optimiser = make(groups, lr=options.learning_rate)
     except Exception as error:  # a user's own function
         raise ConfigError(
-            f"local.optimizer {name} failed with {type(error).__name__}: {error}; it is called as make(groups, lr=...) "
-            'with groups of "params" and "weight_decay", like the classes of torch.optim'
+            f"local.optimizer {name} failed with {type(error).__name__}: {error}{place_of(error)}; it is called as "
+            'make(groups, lr=...) with groups of "params" and "weight_decay", like the classes of torch.optim'
         ) from error
     if not callable(getattr(optimiser, "step", None)):
         raise ConfigError(
