@@ -268,10 +268,9 @@ class Setting(MixingOptions):
     def merging(self) -> MergeOptions | None:
         """How clusters are merged.
 
-        None where they are not: by the algorithm, with too few rounds, or where no more clusters can be opened than
-        asked for. Then the verdict of the election decides.
+        None where they are not: by the algorithm, with too few rounds, or where their number is given.
         """
-        return merging_of(self.algorithm.merging, self.rounds, self.clusters, self.clients)
+        return merging_of(self.algorithm.merging, self.rounds, self.clusters)
 
     @property
     def quiet_from(self) -> int | None:

@@ -27,7 +27,7 @@ from dfca.core.exchange import is_quiet
 from dfca.core.privacy import protect
 from dfca.core.rng import stream
 from dfca.core.rules.merging import Plan, merge_
-from dfca.core.rules.turns import opening
+from dfca.core.rules.turns import unasked
 from dfca.data.clients import ClientData
 from dfca.sim.accountant import epsilon
 from dfca.sim.evaluation import Evaluator, Scope
@@ -329,7 +329,8 @@ class Simulation:
             return self.start.draw_banks(self.start.drawn_models(), most)
         components, setup, merging = self._components(), self._election_setup(), self.setting.merging
         graphs = [self.setting.graph.subgraph(part) for part in components]
-        self.elections = [elect(setup, graph, *opening(self.setting.clusters, merging, len(graph))) for graph in graphs]
+        clusters = self.setting.clusters
+        self.elections = [elect(setup, graph, clusters, unasked(merging, len(graph))) for graph in graphs]
         centres = [len(result.centres) for result in self.elections]
         if merging is not None:
             self.merging = SurveyRounds(self.start, merging, components, centres)
