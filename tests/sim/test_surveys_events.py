@@ -9,10 +9,11 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from event_runs import assert_identical, assert_same, lineages, run
+from event_runs import assert_identical, assert_same, lineages, run, through_disk
 from merge_worlds import make_world
 from toy import make_toy_split
 
+from dfca.base.errors import ConfigError
 from dfca.core.method import MergeOptions
 from dfca.core.rules.merging import Merge, Plan
 from dfca.peer.peer import Peer
@@ -22,6 +23,7 @@ from dfca.peer.state import State
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, Link, Partition, World
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 
@@ -194,6 +196,16 @@ def test_stop_in_the_middle_of_a_survey_and_resume_is_bit_identical(until: str) 
 
 
 SLOW_LINKS = World(Compute(background=0.2), Link(0.5))
+
+
+def test_a_checkpoint_with_more_clusters_than_asked_for_is_refused() -> None:
+    setting = small()
+    setting = replace(setting, algorithm=replace(setting.algorithm, revives=True))
+    for driver in (Simulation, EventSimulation):
+        stopped, asked = driver(setting), driver(replace(setting, clusters=2))
+        stopped.step()
+        with pytest.raises(ConfigError, match="election opened 4 clusters where 2 are asked for, to merge some later"):
+            asked.restore(*through_disk(*stopped.state()))
 
 
 # What a lineage says of clusters.

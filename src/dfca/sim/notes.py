@@ -79,7 +79,7 @@ def notes_of(
 
 def _of_clusters(start: Start, models: int, left: int | None) -> Iterator[str]:
     setting, algorithm = start.setting, start.setting.algorithm
-    if left is not None and setting.clusters is None:
+    if left is not None:
         if not left:
             return
         yield (

@@ -264,6 +264,21 @@ class Setting(MixingOptions):
             return 0
         return self.algorithm.personal_steps if self.personal_steps is None else self.personal_steps
 
+    def check_opened(self, opened: int) -> None:
+        """Refuse a checkpoint of version 0.2, which opened more clusters than asked for and merged them later.
+
+        Args:
+            opened: How many its election has opened.
+
+        Raises:
+            ConfigError: With both numbers.
+        """
+        if self.clusters is not None and opened > self.clusters:
+            raise ConfigError(
+                f"the checkpoint's election opened {opened} clusters where {self.clusters} are asked for, to merge "
+                f"some later, which this version does not; begin anew with --no-resume"
+            )
+
     @property
     def merging(self) -> MergeOptions | None:
         """How clusters are merged.

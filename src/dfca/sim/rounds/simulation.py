@@ -282,6 +282,8 @@ class Simulation:
         assert facts is not None  # the first rank has them
         self._restore_banks(bank, tuple(shared["shape"]))
         small = self.shards.share_tensors(small)
+        if self.merging is None and "merging.closed" in small:
+            self.setting.check_opened(len(small["merging.closed"]))
         self.assignments = small["assignments"].clone()
         self.exchange.restore(small, facts)
         if self.revival is not None:
