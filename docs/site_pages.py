@@ -30,6 +30,7 @@ GROUPS = {
         "Split",
         "ClientData",
         "split_from",
+        "map_npz",
         "make_split",
         "DataOptions",
         "make_graph",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dfca.core.learning.task import Task as Task
     from dfca.data.clients import ClientData as ClientData
     from dfca.data.clients import Split as Split
+    from dfca.data.lazy import map_npz as map_npz
     from dfca.data.options import DataOptions as DataOptions
     from dfca.data.own import split_from as split_from
     from dfca.data.partitions import make_split as make_split
@@ -60,6 +61,7 @@ _HOMES = {
     "dfca.core.learning.task": ("Task",),
     "dfca.data.clients": ("ClientData", "Split"),
     "dfca.data.options": ("DataOptions",),
+    "dfca.data.lazy": ("map_npz",),
     "dfca.data.own": ("split_from",),
     "dfca.data.partitions": ("make_split",),
     "dfca.base.errors": ("DfcaError", "DfcaWarning"),

@@ -75,8 +75,7 @@ class TopologyOptions(ExplainedModel):
 def check_topology(options: TopologyOptions, clients: int) -> None:
     """Refuse options that make no graph over that many clients, before any work is done.
 
-    Raises:
-        ConfigError: an unknown name, or a value out of its bounds.
+    Raises ConfigError for an unknown name, or a value out of its bounds.
     """
     name, n = options.name, clients
     if is_import(name):

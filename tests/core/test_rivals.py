@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from toy import make_toy_setting, make_toy_split
 
 from dfca import algorithms
@@ -24,7 +24,7 @@ from dfca.contracts import check_algorithm
 from dfca.core.algorithm import Algorithm, View
 from dfca.core.learning.local import LocalOptions, TrainingSet, local_steps_
 from dfca.core.learning.params import FlatModel
-from dfca.core.learning.parts import Phase, cut, head_mask, layout_of
+from dfca.core.learning.parts import Phase, cut, head_tensors, layout_of
 from dfca.core.learning.task import CLASSIFICATION, TASKS
 from dfca.core.rng import stream
 from dfca.core.rules.choosing import PeerChoice, PeerDraw, Received
@@ -87,6 +87,11 @@ def test_rounds_equal_lockstep(algorithm: str, world: str) -> None:
 
 def flat(module: nn.Module) -> FlatModel:
     return FlatModel(module)
+
+
+def head_mask(model: FlatModel, head: int | str) -> Tensor:
+    """Return which numbers of a model are its head's: (P,) bool."""
+    return torch.tensor(head_tensors(model, head)).repeat_interleave(torch.tensor(model.sizes))
 
 
 def test_the_head_is_the_last_layers_or_has_a_name() -> None:

@@ -35,7 +35,7 @@ def test_exported_members() -> None:
     names = """
         ALGORITHMS Algorithm Choice ClientData Codec Comparison DataOptions DfcaError DfcaWarning LocalOptions Metrics
         Result Setting Simulation Split StoredRun Task TopologyOptions View __version__ cnn cnn1d load_run lowest
-        make_graph make_split make_task mlp simulate split_from
+        make_graph make_split make_task map_npz mlp simulate split_from
     """
     assert sorted(dfca.__all__) == names.split()
     assert sorted(dir(dfca)) == names.split()

@@ -17,7 +17,7 @@ from dfca.base.errors import ConfigError
 from dfca.core.state import Message
 from dfca.node.addresses import join_address, split_address
 from dfca.node.net.links.deadlines import Backoff, Deadline
-from dfca.node.net.links.detector import Detector, SteadyClock
+from dfca.node.net.links.detector import BACK_S, FORGET_S, MOST_DOUBLED, Detector, FalseAlarms, SteadyClock
 from dfca.node.net.links.link import NetLink
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.offers import ModelOffer
@@ -50,6 +50,34 @@ def test_whatever_came_before_the_dead_are_noticed_within_five_seconds(gaps: lis
         detector.beat(now)
     assert not detector.is_dead(now + 2.4)
     assert detector.is_dead(now + 4.75)
+
+
+def test_who_was_taken_for_dead_and_is_back_at_once_may_be_silent_for_longer() -> None:
+    alarms, detector = FalseAlarms(), Detector(0.0, 2.5, 4.5)
+    assert alarms.begin("a", 0.0) == 0
+    counts = []
+    for now in (10.0, 30.0, 50.0):  # as long as there are more, at most four times the silence
+        alarms.end("a", now)
+        counts.append(alarms.begin("a", now + BACK_S))
+    assert counts == [1, 2, MOST_DOUBLED] == [1, 2, 2]
+    detector.doubled = 2
+    assert detector.allowed_s == 18.0
+    assert not detector.is_dead(18.0)
+    assert detector.is_dead(18.1)
+    assert alarms.begin("a", 60.0 + FORGET_S) == 2  # a link that ended for another reason
+    assert alarms.begin("a", 60.1 + FORGET_S) == 0
+    alarms.end("b", 10.0)
+    assert alarms.begin("b", 10.1 + BACK_S) == 0  # it was away
+    assert alarms.begin("b", 10.2 + BACK_S) == 0
+
+
+def test_who_was_removed_begins_anew() -> None:
+    alarms = FalseAlarms()
+    alarms.end("a", 0.0)
+    alarms.begin("a", 1.0)
+    alarms.end("a", 5.0)
+    alarms.forget("a")
+    assert alarms.begin("a", 6.0) == 0
 
 
 def test_time_in_which_the_event_loop_starved_is_nobodys_silence() -> None:

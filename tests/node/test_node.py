@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from memory_nodes import assert_banks, make_nodes, network_of, options_of, run_all
+from memory_nodes import MemoryStore, assert_banks, make_nodes, network_of, options_of, run_all
 from merge_worlds import make_world
 from torch import Tensor
 from toy import make_toy_setting, make_toy_split
@@ -18,7 +18,7 @@ from dfca.algorithms import ALGORITHMS
 from dfca.core.method import ElectionOptions
 from dfca.core.rules.personal import GRID
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
-from dfca.node.node import MemoryStore, Node
+from dfca.node.node import Node
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer

@@ -11,14 +11,14 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from memory_nodes import make_nodes, network_of, options_of
+from memory_nodes import MemoryStore, make_nodes, network_of, options_of
 from toy import make_toy_setting, make_toy_split
 
 from dfca.base.errors import ConfigError, DataError
 from dfca.node.disk.record import Recorder, digest_of_save, first_difference, read_recording
 from dfca.node.disk.store import CannotSave, DiskStore
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
-from dfca.node.node import MemoryStore, Node
+from dfca.node.node import Node
 from dfca.node.work.local_work import LocalWork, WorkSamples
 from dfca.node.work.pace import Pace
 from dfca.node.work.threads import OneThread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from dfca.faults.node.world import NodeCrash, NodeWorld, draw_node_world, read_n
 from dfca.faults.world import describe
 from dfca.node.disk.store import DiskStore
 from dfca.node.memory import VirtualTimeLoop
+from dfca.node.net.links.link import LinkDown, NetLink
+from dfca.node.net.transport import GrpcTransport
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -28,10 +31,25 @@ def test_nodes_are_safe_and_recover(number: int) -> None:
         # A write of a partial model failed after its reader had been cancelled: an exception that nobody took.
         "NodeWorld(7, nodes=6, algorithm='dfca-gi', clusters=1, aggregation='batch', rounds=30, degree=3, "
         "delay_s=0.05, chunk_bytes=16, slow=((5, 1.0), (0, 1.0)), twice=0.2, full=0.05, broken=0.05)",
+        # Messages that are seconds late now and then were taken for dead neighbours, over and over.
+        "NodeWorld(43, nodes=4, clusters=2, aggregation='batch', delay_s=0.2, spread=1.0, chunk_bytes=5)",
     ],
 )
 def test_worlds_that_failed_once(line: str) -> None:
     assert check_node_world(read_node_world(line)) is None
+
+
+def test_a_network_that_stalls_now_and_then_keeps_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: Counter[tuple[str, str]] = Counter()
+    down = GrpcTransport._down
+
+    def count(self: GrpcTransport, link: NetLink, why: LinkDown) -> None:
+        silent[self._identity.id, link.member] += why.reason == "silent"
+        down(self, link, why)
+
+    monkeypatch.setattr(GrpcTransport, "_down", count)
+    assert check_node_world(NodeWorld(2, nodes=2, rounds=200, delay_s=0.2, spread=1.0)) is None
+    assert max(silent.values()) == 1  # the next silence that long is allowed
 
 
 def test_a_line_makes_the_same_world_again() -> None:

@@ -11,18 +11,18 @@ import torch
 from toy import make_toy_model, make_toy_setting, make_toy_split
 
 import dfca
+from dfca.base import accountant
+from dfca.base.accountant import epsilon
 from dfca.base.errors import ConfigError
 from dfca.core.method import PrivacyOptions
-from dfca.core.privacy import protect
-from dfca.core.rng import stream
+from dfca.core.privacy import protect, simulated_noise
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment
 from dfca.report.rows import RunReport
 from dfca.report.tables import result_tables
 from dfca.runs.runner import run
 from dfca.runs.store.reading import load_run
-from dfca.sim import accountant
-from dfca.sim.accountant import epsilon
+from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import lockstep, stack
 
@@ -34,13 +34,14 @@ MILD = PrivacyOptions(noise=0.01, clip=0.5)
 
 def test_an_update_is_clipped_and_noised() -> None:
     before, options = torch.zeros(20_000), PrivacyOptions(noise=0.5, clip=2.0)
+    drawn = simulated_noise(20_000, 0, 1, 2)
     far = torch.full((20_000,), 3.0)
-    sent = protect(before, far, options, stream(0, "privacy"))
-    noise = protect(before, before, options, stream(0, "privacy"))
+    sent = protect(before, far, options, drawn)
+    noise = protect(before, before, options, drawn)
     torch.testing.assert_close((sent - noise).norm(), torch.tensor(2.0), rtol=1e-3, atol=0.0)
     assert float(noise.std()) == pytest.approx(0.5 * 2.0, rel=0.02)
     near = torch.full((20_000,), 1e-4)
-    torch.testing.assert_close(protect(before, near, options, stream(0, "privacy")) - noise, near, atol=1e-6, rtol=0.0)
+    torch.testing.assert_close(protect(before, near, options, drawn) - noise, near, atol=1e-6, rtol=0.0)
 
 
 @needs_opacus
@@ -72,6 +73,23 @@ def test_rounds_equal_lockstep(algorithm: str, engine: str) -> None:
 
 
 @needs_opacus
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfedpgp", "dfedavgm", "ifca", "fedavg"])
+def test_the_ideal_world_equals_rounds_and_every_client_counts_its_own_updates(algorithm: str) -> None:
+    setting = make_toy_setting(algorithm, rounds=3, privacy=MILD, aggregation="batch")
+    ideal, rounds = EventSimulation(setting), Simulation(setting)
+    metrics = ideal.run().metrics
+    for _ in range(3):
+        rounds.step()
+    torch.testing.assert_close(ideal.banks, rounds.banks, rtol=1e-9, atol=1e-11)
+    assert metrics[-1]["epsilon"] == epsilon(0.01, 3, 1e-5)
+    assert any("3 rounds cost a client epsilon" in note for note in ideal.notes)
+    ideal.pool.releases[2] = 7
+    again = EventSimulation(setting)
+    again.restore(*ideal.state())
+    assert again.pool.epsilon == epsilon(0.01, 7, 1e-5)
+
+
+@needs_opacus
 def test_what_epsilon_would_not_cover_is_refused() -> None:
     for algorithm in ("dfca-auto", "dfca-fi"):
         with pytest.raises(ConfigError, match=r"beside its noised updates.* use dfca-gi"):
@@ -80,8 +98,6 @@ def test_what_epsilon_would_not_cover_is_refused() -> None:
         make_toy_setting("dfca-gi", privacy=MILD, personal_steps="auto")
     assert make_toy_setting("local", privacy=MILD).privacy is None
     options: dict[str, Any] = {"rounds": 1, "topology": "ring"}
-    with pytest.raises(ConfigError, match="in virtual time each has its own"):
-        dfca.simulate(make_toy_model, make_toy_split(), "dfca-gi", world="ideal", privacy={"noise": 1.0}, **options)
     result = dfca.simulate(make_toy_model, make_toy_split(), "dfca-gi", privacy={"noise": 1.0}, **options)
     assert result.evaluations[-1]["epsilon"] == pytest.approx(epsilon(1.0, 1, 1e-5))
 

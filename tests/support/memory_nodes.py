@@ -7,7 +7,7 @@ import asyncio
 import torch
 
 from dfca.node.memory import MemoryNetwork
-from dfca.node.node import MemoryStore, Node
+from dfca.node.node import Node
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Machine, Memory
 from dfca.peer.peer import Peer
@@ -20,6 +20,7 @@ from dfca.peer.records.work import (
     WarmUp,
 )
 from dfca.peer.server import Server, ServerClient
+from dfca.peer.state import Saved
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of
@@ -27,6 +28,16 @@ from dfca.sim.events.world import SERVER
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import make_clients
+
+
+class MemoryStore:
+    """Keeps the last save."""
+
+    def __init__(self) -> None:
+        self.saved: Saved | None = None
+
+    def save(self, saved: Saved) -> None:
+        self.saved = saved
 
 
 def options_of(setting: Setting) -> list[PeerOptions]:

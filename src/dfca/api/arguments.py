@@ -190,29 +190,26 @@ def to_world(world: World | Mapping[str, Any] | str, clients: int) -> World:
 
 def to_clock(clock: Mapping[str, Any] | ClockConfig | None) -> ClockConfig:
     """Accept what the table `[clock]` of an experiment file has."""
-    if isinstance(clock, ClockConfig):
-        return clock
-    if clock is not None and not isinstance(clock, Mapping):
-        raise ConfigError(f'clock must be a table such as {{"until_s": 600}}, got {clock!r}')
-    return checked(ClockConfig, clock or {}, "clock: ")
+    return to_table(ClockConfig, {} if clock is None else clock, "clock", '{"until_s": 600}')
 
 
 def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
     """Accept what the table `[liars]` of an experiment file has."""
-    if isinstance(liars, LiarOptions):
-        return liars
-    if not isinstance(liars, Mapping):
-        raise ConfigError(f'liars must be a table such as {{"share": 0.2, "kind": "noise"}}, got {liars!r}')
-    return checked(LiarOptions, liars, "liars: ")
+    return to_table(LiarOptions, liars, "liars", '{"share": 0.2, "kind": "noise"}')
 
 
 def to_privacy(privacy: PrivacyOptions | Mapping[str, Any]) -> PrivacyOptions:
     """Accept what the table `[privacy]` of an experiment file has."""
-    if isinstance(privacy, PrivacyOptions):
-        return privacy
-    if not isinstance(privacy, Mapping):
-        raise ConfigError(f'privacy must be a table such as {{"noise": 1.0, "clip": 0.5}}, got {privacy!r}')
-    return checked(PrivacyOptions, privacy, "privacy: ")
+    return to_table(PrivacyOptions, privacy, "privacy", '{"noise": 1.0, "clip": 0.5}')
+
+
+def to_table(table: type[Checked], values: Any, name: str, example: str) -> Checked:
+    """Accept a table, or the content of one. Raises ConfigError with `example` for anything else."""
+    if isinstance(values, table):
+        return values
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} must be a table such as {example}, got {values!r}")
+    return checked(table, values, f"{name}: ")
 
 
 def _plain(value: Any) -> Any:

@@ -6,18 +6,10 @@ from dfca.base.errors import ConfigError
 
 
 def find_device(device: str, option: str = "device", remedy: str = "use --device auto") -> str:
-    """Choose the device for "auto" (CUDA, then MPS, then the CPU) and check that a named one exists.
+    """Choose the device for "auto" (CUDA, then MPS, then the CPU), and check that a named one exists.
 
-    Args:
-        device: "auto", "cpu", "mps", "cuda" or "cuda:1".
-        option: what the error calls the setting.
-        remedy: how the error says to mend it.
-
-    Returns:
-        The name of the device, never "auto".
-
-    Raises:
-        ConfigError: if this machine does not have the device.
+    option: what an error calls the setting; remedy: how it says to mend it. Raises ConfigError if this machine does not
+    have the device.
     """
     if device == "cpu":
         return device

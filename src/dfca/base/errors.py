@@ -113,11 +113,7 @@ def unknown(kind: str, value: object, known: Iterable[str]) -> ConfigError:
 
 @contextmanager
 def explain_batch_norm() -> Iterator[None]:
-    """Turn torch's error of a batch norm that is given one sample into a sentence.
-
-    Raises:
-        ModelError: instead of it.
-    """
+    """Turn torch's error of a batch norm that is given one sample into a sentence. Raises ModelError instead of it."""
     try:
         yield
     except ValueError as error:

@@ -73,8 +73,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 def atomic_write(path: Path, data: bytes | str) -> None:
     """Write a file so that at any moment either the old or the new content is there, whole.
 
-    Raises:
-        RunError: if the disk is full or cannot be written.
+    Raises RunError if the disk is full or cannot be written.
     """
     with _replacing_in_run(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -121,10 +120,7 @@ def safetensors_header(
 ) -> bytes:
     """Write what stands before the data of a safetensors file: a length and a JSON header, padded.
 
-    Args:
-        layout: name, type (a value of `KINDS`), shape and bytes of each tensor, in the order of the data.
-        metadata: None for none.
-        align: the data begins at a multiple of this many bytes.
+    layout: name, type (a value of `KINDS`), shape and bytes of each tensor, in the order of the data.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -139,8 +135,7 @@ def safetensors_header(
 def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
     """Read a regular file of at most `most_bytes`; a pipe, a device or a folder is refused without reading.
 
-    Raises:
-        OSError: if it is missing, too large, or something else; its `strerror` says what.
+    Raises OSError if it is missing, too large, or something else; its `strerror` says what.
     """
     descriptor = open_regular(path, follow_links)
     with open(descriptor, "rb") as file:
@@ -153,9 +148,8 @@ def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
 def read_text(path: Path, errors: str = "strict") -> str:
     """Read a text file of a run folder: a regular file of at most 1 GiB, never through a link.
 
-    Raises:
-        OSError: if it is missing, too large, a link, a pipe or a device; its `strerror` says what.
-        UnicodeDecodeError: if it is not UTF-8.
+    Raises OSError if it is missing, too large, a link, a pipe or a device; its `strerror` says what; UnicodeDecodeError
+    if it is not UTF-8.
     """
     return read_small(path, MOST_TEXT_BYTES, follow_links=False).decode("utf-8", errors)
 

@@ -28,10 +28,8 @@ def available_bytes(device: str = "cpu") -> int | None:
 def peak_bytes(pid: int | None = None) -> int:
     """Return the peak memory of a process (this one by default); where the system keeps no peak, what it uses now.
 
-    Linux: VmHWM. (getrusage would also count the peak of the parent, which a child inherits.)
-
-    Raises:
-        psutil.NoSuchProcess: if it has ended.
+    Linux: VmHWM. (getrusage would also count the peak of the parent, which a child inherits.) Raises
+    psutil.NoSuchProcess if it has ended.
     """
     process = psutil.Process(pid)
     status = Path(f"/proc/{process.pid}/status")

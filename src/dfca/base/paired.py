@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -49,54 +48,32 @@ class Compared(NamedTuple):
 
 
 def two_sided(t: float, freedom: int) -> float:
-    """Return P(|T| >= t) of Student's distribution, by its finite sums for a whole number of degrees of freedom.
-
-    With theta = atan(t / sqrt(freedom)), P(|T| < t) is (Abramowitz and Stegun, 26.7.3 and 26.7.4)
-        odd    2/pi (theta + sin(theta) (cos(theta) + 2/3 cos^3(theta) + 2 4 / (3 5) cos^5(theta) + ...))
-        even   sin(theta) (1 + 1/2 cos^2(theta) + 1 3 / (2 4) cos^4(theta) + ...)
-    up to the power freedom - 2.
+    """Return P(|T| >= t) of Student's distribution.
 
     >>> round(two_sided(12.706, 1), 4), round(two_sided(2.776, 4), 4)
     (0.05, 0.05)
     """
-    theta = math.atan(abs(t) / math.sqrt(freedom))
-    odd = freedom % 2
-    term, total = math.cos(theta) if odd else 1.0, 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term
-        term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
-    inside = math.sin(theta) * total
-    return max(0.0, 1 - (2 / math.pi * (theta + inside) if odd else inside))
+    from scipy.special import stdtr
+
+    return 2 * float(stdtr(freedom, -abs(t)))
 
 
-@lru_cache(maxsize=256)
 def critical(freedom: int, level: float = LEVEL) -> float:
-    """Return the t that |T| exceeds with probability `level`, by bisection to the last bits.
+    """Return the t that |T| exceeds with probability `level`.
 
     >>> round(critical(1), 3), round(critical(4), 3), round(critical(4, LEVEL / 10), 3)
     (12.706, 2.776, 5.598)
     """
-    low, high = 0.0, 1.0
-    while two_sided(high, freedom) > level:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
-    return (low + high) / 2
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(freedom, level / 2))
 
 
 def paired(differences: Sequence[float], family: int = 1) -> Difference:
-    """Test the mean of paired differences against 0.
+    """Test the mean of paired differences against 0; family: the comparisons whose intervals hold together.
 
     Differences that are all alike have no spread to measure by, and scores are counts of samples, so this happens by
     chance. Then p is that of the signs: all of n the same way, 2 / 2^n.
-
-    Args:
-        differences: One or more.
-        family: The number of comparisons of the table, whose intervals hold together.
-
-    Returns:
-        The mean, with half of its interval and its own p.
     """
     n, level = len(differences), LEVEL / family
     mean = fmean(differences)
@@ -140,14 +117,7 @@ def compare(
 ) -> dict[str, Compared]:
     """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out.
 
-    Args:
-        scores: Of each algorithm, by seed.
-        reference: One of the algorithms.
-        higher_is_better: Whether more is better.
-        family: The number of comparisons of the whole table; None: those made here.
-
-    Returns:
-        The comparisons by algorithm.
+    family: the number of comparisons of the whole table; None: those made here.
     """
     pairs = pairs_with(scores, reference)
     family = family or family_of(pairs.values())

@@ -11,8 +11,7 @@ DEEPEST = 32
 def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML whose tables and lists are nested at most `DEEPEST` deep, so that what walks them may recurse.
 
-    Raises:
-        ValueError: if it is not TOML, or nested deeper; the text says what is wrong.
+    Raises ValueError if it is not TOML, or nested deeper; the text says what is wrong.
     """
     try:
         values = tomllib.loads(text)

@@ -21,7 +21,7 @@ from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, loca
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.method import Method
-from dfca.core.privacy import protect
+from dfca.core.privacy import protect, simulated_noise
 from dfca.core.rng import seeded, stream
 from dfca.core.state import ClientState, Message
 
@@ -46,6 +46,7 @@ class Client:
     chooses_unseen: bool = False  # it chooses a cluster by the samples that it holds out (`rules.merging`)
     quiet_from: int | None = None  # the round from which on it does not train; None: it always trains
     receivers: Receivers = ()  # whom it sends to; (): all neighbours, in every round
+    secret_noise: Callable[[int], Tensor] | None = None  # (P,), of [privacy] on a device; None: of the seed
 
     @property
     def rules(self) -> Rules:
@@ -78,9 +79,6 @@ class Client:
         choice, rules, now = self.algorithm.decide(self.view(state)), self.rules, state.round
         trained = rules.rescaled(rules.begin_round(state), self.train(state.bank, choice, now))
         fine, near = bool(torch.isfinite(trained).all()), rules.receivers_in(now)
-        if fine and (privacy := self.method.privacy) is not None:
-            random = stream(self.seed, "privacy", self.id, now)
-            trained = protect(state.bank[choice.cluster], trained, privacy, random)
         rate = self.method.participation
         listeners = None if near is None else sum(participates(self.seed, n, now, rate) for n in near)
         after, messages = rules.end_round(state, choice.cluster, trained if fine else None, listeners)
@@ -91,7 +89,16 @@ class Client:
         return replace(after, bank=bank, memory=memory), messages
 
     def train(self, bank: Tensor, choice: Choice, round: int) -> Tensor:
-        """Train copies of what was chosen from a bank (m, P), stage by stage: (P,), or (m, P) where all are trained."""
+        """Train copies of what was chosen from a bank (m, P): (P,), or (m, P) where all are trained; with [privacy] the
+        model that may be sent."""
+        trained = self._train(bank, choice, round)
+        if (privacy := self.method.privacy) is None:
+            return trained
+        size = trained.numel()
+        noise = simulated_noise(size, self.seed, self.id, round) if not self.secret_noise else self.secret_noise(size)
+        return protect(bank[choice.cluster], trained, privacy, noise)
+
+    def _train(self, bank: Tensor, choice: Choice, round: int) -> Tensor:
         x, y = self.samples(round)
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]

@@ -36,8 +36,7 @@ MOST_PERSONAL_STEPS = 10_000
 def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
     """Refuse what is not a number of personal steps (`rules.personal`).
 
-    Raises:
-        ConfigError: With the value and the bound.
+    Raises ConfigError with the value and the bound.
     """
     number = isinstance(steps, int) and not isinstance(steps, bool) and 0 <= steps <= MOST_PERSONAL_STEPS
     if not number and steps != "auto":
@@ -75,8 +74,7 @@ class Augment(Table):
 def check_images(augment: Augment, shape: object) -> None:
     """Refuse an augmentation for samples of another shape than images that are large enough.
 
-    Raises:
-        ConfigError: With what a sample is.
+    Raises ConfigError with what a sample is.
     """
     if not isinstance(shape, tuple) or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
         raise ConfigError(

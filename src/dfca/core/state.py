@@ -108,12 +108,7 @@ class ClientState:
         )
 
     def renumbered(self, order: Sequence[int], clusters: int) -> ClientState:
-        """Number clusters anew and keep the first of them.
-
-        Args:
-            order: The old number of cluster 0, 1, ...
-            clusters: How many are kept.
-        """
+        """Number clusters anew and keep the first `clusters` of them; order: the old numbers of cluster 0, 1, ..."""
         kept, place = order[:clusters], {j: number for number, j in enumerate(order)}
 
         def numbered(j: int | None) -> int | None:

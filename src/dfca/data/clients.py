@@ -16,9 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dfca.base.errors import ConfigError, DataError, DfcaWarning
 from dfca.core.learning.dense import inner_products
-from dfca.core.learning.inputs import Inputs, Samples, change, join, moved, shape_of, tensors_of
+from dfca.core.learning.inputs import Inputs, Lazy, Samples, change, join, moved, shape_of, tensors_of
 from dfca.core.learning.task import CLASSIFICATION, NO_TOKEN, Task, build_task
 from dfca.data.display import describe, to_html
+from dfca.data.lazy import Rows, join_lazily
 
 PRODUCTS_BYTES = 2**28
 """The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
@@ -35,8 +36,8 @@ class ClientData:
     """The samples of N clients, back to back.
 
     Attributes:
-        x: `(total, *shape)` as it is kept: floats, tokens (int64) or bytes (uint8); or several such tensors. `of` and
-            `stacked` turn bytes into numbers in 0..1.
+        x: `(total, *shape)` as it is kept: floats, tokens (int64) or bytes (uint8); or several such tensors; or samples
+            that are read when they are used. `of` and `stacked` turn bytes into numbers in 0..1.
         y: `(total,)` int64, or the other targets of a task, `(total, ...)`.
         offsets: N + 1 numbers; client i holds the rows `offsets[i]` to `offsets[i + 1]`.
         floats: The type that bytes become.
@@ -84,20 +85,23 @@ class ClientData:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the inputs."""
+        """The bytes of the inputs, 0 where they are read when they are used."""
+        if isinstance(self.x, Lazy):
+            return 0
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
 
-    def of(self, client: int) -> tuple[Any, Tensor]:
+    def of(self, client: int, round: int = -1) -> tuple[Any, Tensor]:
         """View one client's samples.
 
         Args:
             client: Its number.
+            round: For which samples that are read when they are used are read; -1: for none.
 
         Returns:
             x `(n, *shape)` and y `(n, ...)`.
         """
         x, y = self.stored(client)
-        return change(x, self._numbers), y
+        return change(x.now(round) if isinstance(x, Lazy) else x, self._numbers), y
 
     def stored(self, client: int) -> tuple[Any, Tensor]:
         """View one client's samples as they are kept.
@@ -197,6 +201,7 @@ class Split:
         clusters: Sequence[int] | Tensor | None = None,
         classes: int | None = None,
         task: str | Task = CLASSIFICATION,
+        lazy: bool = False,
     ) -> Split:
         """Make a split of your own data: per client a pair `(x, y)` of arrays, or a map-style torch Dataset.
 
@@ -212,6 +217,7 @@ class Split:
             clusters: The true cluster of each client, where it is known.
             classes: The number of classes; default: counted from the labels.
             task: What is predicted.
+            lazy: Whether samples are read when they are used, and anew in every round, instead of once.
 
         Returns:
             The split, checked.
@@ -223,7 +229,8 @@ class Split:
         if len(train) != len(test) or not train:
             raise DataError(f"train and test must list the same clients, at least 1, got {len(train)} and {len(test)}")
         task = build_task(task) if isinstance(task, str) else task
-        held, kept = _join(train, "training", task), _join(test, "test", task)
+        joined = _join_lazily if lazy else _join
+        held, kept = joined(train, "training", task), joined(test, "test", task)
         for what, ours, theirs in (
             ("samples", held.shape, kept.shape),
             ("targets", tuple(held.y.shape[1:]), tuple(kept.y.shape[1:])),
@@ -263,7 +270,7 @@ def validate(split: Split) -> None:
         for client, size in enumerate(data.sizes):
             if not size:
                 raise _no_samples(client, part)
-        for tensor in tensors_of(data.x):
+        for tensor in () if isinstance(data.x, Lazy) else tensors_of(data.x):  # these were checked one by one
             _check_finite(data, tensor, f"{part} samples")
         _check_targets(data, part, split)
     if split.clusters is not None:
@@ -347,6 +354,44 @@ def _join(clients: Sequence[SamplesLike], part: str, task: Task) -> ClientData:
     if len({tuple(tensor.dtype for tensor in tensors_of(x)) for x, _ in pairs}) > 1:  # bytes here, floats there
         pairs = [(change(x, _from_bytes), y) for x, y in pairs]
     return _concatenate(pairs)
+
+
+def _join_lazily(clients: Sequence[SamplesLike], part: str, task: Task) -> ClientData:
+    """Join samples without keeping them: each is looked at once, and all targets are kept."""
+    names = [f"client {i} ({part})" for i in range(len(clients))]
+    datasets = [_lazy_rows(samples, who) for samples, who in zip(clients, names, strict=True)]
+    for i, dataset in enumerate(datasets):
+        if not len(dataset):
+            raise _no_samples(i, part)
+
+    def convert(client: int, value: Any) -> Tensor:
+        x = change(_to_inputs(value, who := names[client]), lambda tensor: _to_numbers(tensor, who, several=False))
+        if not isinstance(x, Tensor):
+            raise DataError(f"samples of {who} are several tensors, and lazy ones must be one; leave lazy out")
+        if not bool(x.isfinite().all()):
+            raise DataError(f"{who} has NaN or infinity in its samples; every number must be finite")
+        return x
+
+    x, labels = join_lazily(datasets, convert)
+    targets = []
+    for found, who in zip(labels, names, strict=True):
+        y = _to_targets(torch.stack([_to_tensor(label, who) for label in found]), who, task)
+        if task.targets == "classes" and y.dim() != 1:
+            raise DataError(f"{who} has labels of shape {tuple(y.shape)}; give one per sample")
+        targets.append(y)
+    return ClientData(x, torch.cat(targets), tuple(accumulate(map(len, targets), initial=0)))
+
+
+def _lazy_rows(samples: SamplesLike, who: str) -> Any:
+    """Return one client's samples as something with a length whose items are pairs."""
+    if isinstance(samples, tuple | list) and len(samples) == 2 and not isinstance(samples, Dataset):
+        x, y = samples
+        if len(x) != len(y):
+            raise DataError(f"{who} has {len(x)} samples but {len(y)} labels; give one per sample")
+        return Rows(x, y)
+    if isinstance(samples, IterableDataset) or not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+        raise DataError(f"{who} is a {type(samples).__name__}; give a pair (x, y) or a map-style torch Dataset")
+    return samples
 
 
 def _from_bytes(x: Tensor) -> Tensor:
@@ -437,7 +482,7 @@ def _warn_of_augmentation(dataset: Any, first: list[Samples], who: str) -> None:
         warnings.warn(
             f"{who} gives other samples when it is read again, as a random augmentation does; it is read once, so that "
             "every round trains on the same ones; take the augmentation out of the dataset and give augment= "
-            "(data.augment)",
+            "(data.augment), or have it read anew in every round: split_from(..., lazy=True)",
             DfcaWarning,
             stacklevel=2,
         )

@@ -16,6 +16,7 @@ from dfca.base.imports import call_own, import_function
 from dfca.core.learning.task import CLASSIFICATION, Task
 from dfca.core.rng import stream
 from dfca.data.clients import Split, is_frame
+from dfca.data.lazy import Rows
 
 INPUTS = ("image", "img", "x", "features", "input", "inputs", "data", "text")  # usual names of columns
 LABELS = ("label", "labels", "y", "target", "fine_label", "character", "class")
@@ -30,6 +31,7 @@ def split_from(
     test_share: float = 0.2,
     seed: int = 0,
     task: str | Task | None = None,
+    lazy: bool = False,
 ) -> Split:
     """Make a split of your own data.
 
@@ -45,6 +47,9 @@ def split_from(
         test_share: The share of each client's samples that is held out where there is no test part.
         seed: Determines which samples are held out.
         task: What is learned, where the source does not say; default: classification.
+        lazy: Whether samples stay where they are (a file that is mapped into memory, `map_npz`; a Dataset) and are read
+            when they are used, a Dataset anew in every round, by a random stream of the client and the round. Labels
+            are read once. Clients are trained one after the other.
 
     Returns:
         The split, checked.
@@ -58,7 +63,7 @@ def split_from(
         >>> dfca.split_from((x, (x.sum(-1) > 0).long()))
         Split(6 clients with 32 training and 8 test samples each, shape (3,), 2 classes)
     """
-    split = source if isinstance(source, Split) else _make_split(source, clients, columns, test_share, seed, task)
+    split = source if isinstance(source, Split) else _make_split(source, clients, columns, test_share, seed, task, lazy)
     if clients is not None and split.train.clients != clients:
         raise DataError(
             f"the data is of {split.train.clients} clients and {clients} are asked for; set clients = "
@@ -113,7 +118,13 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
 
 
 def _make_split(
-    source: Any, clients: int | None, columns: Columns | None, test_share: float, seed: int, task: str | Task | None
+    source: Any,
+    clients: int | None,
+    columns: Columns | None,
+    test_share: float,
+    seed: int,
+    task: str | Task | None,
+    lazy: bool,
 ) -> Split:
     if not 0 < test_share < 1:
         raise ConfigError(f"test_share must be > 0 and < 1, got {test_share}")
@@ -122,9 +133,9 @@ def _make_split(
     if parts.test is not None:
         test = [_samples(samples, columns) for samples in parts.test]
     else:
-        pairs = [_divide(samples, test_share, seed, client) for client, samples in enumerate(train)]
+        pairs = [_divide(samples, test_share, seed, client, lazy) for client, samples in enumerate(train)]
         train, test = [kept for kept, _ in pairs], [held for _, held in pairs]
-    return Split.of_clients(train, test, parts.clusters, parts.classes, parts.task or task or CLASSIFICATION)
+    return Split.of_clients(train, test, parts.clusters, parts.classes, parts.task or task or CLASSIFICATION, lazy)
 
 
 def _of_arrays(x: np.ndarray, y: np.ndarray, owner: np.ndarray | None = None) -> _Parts:
@@ -197,9 +208,9 @@ def _stack(arrays: list[np.ndarray], column: str) -> np.ndarray:
     return np.stack(arrays) if arrays else np.empty((0,))
 
 
-def _divide(samples: Any, share: float, seed: int, client: int) -> tuple[Any, Any]:
+def _divide(samples: Any, share: float, seed: int, client: int, lazy: bool) -> tuple[Any, Any]:
     """Hold out a share of one client's samples, drawn at random: at least one, and one stays."""
-    take, count = _taker(samples, client)
+    take, count = _taker(samples, client, lazy)
     if count < 2:
         raise DataError(
             f"client {client} has {count} samples, and one of each client is held out for testing; give it at least 2, "
@@ -210,11 +221,13 @@ def _divide(samples: Any, share: float, seed: int, client: int) -> tuple[Any, An
     return take(sorted(order[held:])), take(sorted(order[:held]))
 
 
-def _taker(samples: Any, client: int) -> tuple[Callable[[list[int]], Any], int]:
+def _taker(samples: Any, client: int, lazy: bool) -> tuple[Callable[[list[int]], Any], int]:
     """Return how to take some of the samples, and how many there are."""
     if isinstance(samples, tuple | list) and len(samples) == 2 and not isinstance(samples, Dataset):
         x, y = samples
         y = y if _is_array(y) else np.asarray(y)
+        if lazy:
+            return lambda rows: Rows(x, y, rows), len(y)
         return lambda rows: (_take(x, rows), _take(y, rows)), len(y)
     if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
         return lambda rows: Subset(samples, rows), len(samples)

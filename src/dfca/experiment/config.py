@@ -257,8 +257,6 @@ class Config(BaseModel):
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
         check_world(self.world, self.clock, self.clients)
-        if self.world is not None and self.privacy is not None:
-            raise ConfigError("[privacy] is for synchronous rounds, and this experiment has a [world]; leave one out")
         if self.world is not None and self.mixing.weights == "samples":
             raise ConfigError(WEIGHTS_NEED_ROUNDS)
         for label in self.algorithms:
@@ -345,8 +343,7 @@ class Config(BaseModel):
     def check_imports(self) -> None:
         """Import whatever of the user's own the config names, which runs its code.
 
-        Raises:
-            ConfigError: where that cannot be imported, or is no algorithm.
+        Raises ConfigError where that cannot be imported, or is no algorithm.
         """
         for label in self.algorithms:
             if is_import(registry.base_of(label)):
@@ -379,11 +376,7 @@ class Config(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """Check the values of an experiment file.
-
-        Raises:
-            ConfigError: With everything that is wrong.
-        """
+        """Check the values of an experiment file. Raises ConfigError with everything that is wrong."""
         return check(dict(values), cls)
 
     @classmethod

@@ -68,11 +68,7 @@ def fill_in(text: str, values: Mapping[str, Any]) -> str:
 
 
 def preset_text(name_or_path: str | Path) -> str:
-    """Return a preset, or an experiment file, as it is written.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Return a preset, or an experiment file, as it is written. Raises ConfigError if there is none."""
     return _text(name_or_path)[1]
 
 
@@ -92,12 +88,10 @@ def load_experiment(
     rest. It may also hold ways to train, `[recipe.NAME]`, which are laid over it before the scale: the one asked for,
     else the one that the scale names (`recipe = "NAME"`), else the first. "text" is the file without any of them.
     `extras = [...]` are more rows of the same form as `algorithms`, each with what its algorithm has beyond the others
-    (momentum, a last step): they run where `extras` asks for them, or `algorithms` names them.
-    `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments; with a
-    sweep they change its base, and `grid.KEY=[...]` its grid.
-
-    Raises:
-        ConfigError: for an unknown preset, key or scale, a value out of range, or a device that is not here.
+    (momentum, a last step): they run where `extras` asks for them, or `algorithms` names them. `overrides` are
+    "key=value" with dotted keys and TOML values, and come last but for the named arguments; with a sweep they change
+    its base, and `grid.KEY=[...]` its grid. Raises ConfigError for an unknown preset, key or scale, a value out of
+    range, or a device that is not here.
     """
     name, values = _read(name_or_path)
     folder = folder_of(name_or_path)
@@ -147,11 +141,7 @@ def _is_preset(path: Path, name_or_path: str | Path) -> bool:
 
 
 def read_stored(text: str) -> tuple[Config, Sweep]:
-    """Read what `Experiment.to_toml` wrote.
-
-    Raises:
-        ConfigError: if somebody changed it.
-    """
+    """Read what `Experiment.to_toml` wrote. Raises ConfigError if somebody changed it."""
     sweep, values = split_sweep(renamed(_parse(text, "config.toml")))
     return Config.of(values), sweep
 

@@ -30,8 +30,7 @@ class KeyReference(NamedTuple):
 def reference(prefix: str = "") -> list[KeyReference]:
     """List the keys whose names begin with a prefix: "local", "world.link", "clients"; all of them without one.
 
-    Raises:
-        ConfigError: if there is none.
+    Raises ConfigError if there is none.
     """
     keys = [*_keys(Config, ""), *_algorithm_keys()]
     listed = [key for key in keys if key.name == prefix or key.name.startswith(f"{prefix}." if prefix else "")]

@@ -125,8 +125,7 @@ class Sweep:
     def of(cls, values: Mapping[str, Any]) -> Sweep:
         """Check the tables of an experiment file; keys may be nested or dotted.
 
-        Raises:
-            ConfigError: if a table or a list is something else, empty, or varies what is no number of a trial.
+        Raises ConfigError if a table or a list is something else, empty, or varies what is no number of a trial.
         """
         grid, points = values.get("grid", {}), values.get("points", [])
         if not isinstance(grid, Mapping):
@@ -163,11 +162,7 @@ class Sweep:
             raise ConfigError(f"point {label_of(first)}: {error}" if first else str(error)) from None
 
     def expand(self, base: Config) -> tuple[Point, ...]:
-        """Make the points over a base and check each as a whole config.
-
-        Raises:
-            ConfigError: naming the point.
-        """
+        """Make the points over a base and check each as a whole config. Raises ConfigError naming the point."""
         if not self:
             return (Point(base),)
         tables = [

@@ -213,8 +213,7 @@ class WorldConfig(Table):
     def over(self, clients: int) -> World:
         """Resolve: the preset with everything given laid over it, for that many clients.
 
-        Raises:
-            ConfigError: Where a table names a client that is not there, or clients cannot run in this world.
+        Raises ConfigError where a table names a client that is not there, or clients cannot run in this world.
         """
         world = preset(self.preset)
         return world.changed(
@@ -260,9 +259,8 @@ def worlds() -> dict[str, dict[str, Any]]:
 def check_world(world: WorldConfig | None, clock: ClockConfig | None, clients: int) -> None:
     """Check both tables against the number of clients, before anything runs.
 
-    Raises:
-        ConfigError: for a clock without a world; a client that is not there; a churn that empties the network; a
-            timeout shorter than any latency.
+    Raises ConfigError for a clock without a world; a client that is not there; a churn that empties the network; a
+    timeout shorter than any latency.
     """
     if world is None:
         if clock is not None:

@@ -49,16 +49,6 @@ class InputRecorder(Protocol):
         """Record what the peer returned after the last input."""
 
 
-class MemoryStore:
-    """Keeps the last save, for tests."""
-
-    def __init__(self) -> None:
-        self.saved: Saved | None = None
-
-    def save(self, saved: Saved) -> None:
-        self.saved = saved
-
-
 class Node:
     """One participant that runs.
 

@@ -31,14 +31,8 @@ def run_node(
 ) -> None:
     """Run the node of a folder until SIGINT or SIGTERM; a second signal ends it at once.
 
-    Args:
-        path: The folder of the node.
-        options: What the command line decides.
-        with_parent: Also end when the standard input is closed: the system closes it when the parent process ends.
-        leave: Called when everything is saved and closed.
-
-    Raises:
-        DfcaError: If the node cannot run.
+    with_parent: also end when the standard input is closed: the system closes it when the parent process ends. leave:
+    called when everything is saved and closed. Raises DfcaError if the node cannot run.
     """
     service = Service(NodeFolder.load(path), options, make_transport)
     asyncio.run(_run(service, with_parent, leave))

@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dfca.base.accountant import epsilon
 from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
@@ -495,7 +496,11 @@ def make_work(folder: NodeFolder) -> LocalWork:
             raise DataError(data.problem)
         return None
 
-    guard = ModelGuard(guess_loss(facts), folder.path, folder.around.clock.steady, folder.around.disk)
+    if facts.privacy is not None:
+        epsilon(facts.privacy.noise, 1, facts.privacy.delta)  # the accountant takes seconds to load: not in a status
+    guard = None
+    if facts.privacy is None:  # what it goes back to would depend on exact scores
+        guard = ModelGuard(guess_loss(facts), folder.path, folder.around.clock.steady, folder.around.disk)
     work = LocalWork(samples(), refresh, guard=guard)
     give_back_memory()
     return work

@@ -36,8 +36,7 @@ PLAIN = TableOptions()
 def all_tables(report: RunReport, width: int | None = None, options: TableOptions = PLAIN) -> list[TextTable]:
     """Make the tables of a run: results and what the graphs do to them; of a run that measures it, the theory.
 
-    Raises:
-        ConfigError: if no table has a column that was asked for.
+    Raises ConfigError if no table has a column that was asked for.
     """
     run = report.run
     width = None if options.columns else width
@@ -179,8 +178,7 @@ def _slug(text: str) -> str:
 def comma_separated(report: RunReport, options: TableOptions = PLAIN) -> str:
     """Write the numbers themselves, one line per algorithm, in a sweep per point and algorithm; empty: not known.
 
-    Raises:
-        ConfigError: if there is no column that was asked for.
+    Raises ConfigError if there is no column that was asked for.
     """
     rows, keys = [row.stored() for row in report.rows], report.run.varying
     dropped = ("point", "informed", "partial", "found", "lost", "via")

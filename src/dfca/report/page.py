@@ -66,13 +66,8 @@ class Picture(NamedTuple):
 def write_report(report: RunReport | str | Path) -> Path:
     """Write `report.html` into a run folder, as a whole or not at all, and return its path.
 
-    Of a run in virtual time the figures are also written as files.
-
-    Args:
-        report: the report of a run folder, or the folder, which is read then.
-
-    Raises:
-        RunError: if a file of the folder is missing or damaged, or the page cannot be written.
+    report: of a run folder, or the folder, which is read then. Of a run in virtual time the figures are also written as
+    files. Raises RunError if a file of the folder is missing or damaged, or the page cannot be written.
     """
     report = report if isinstance(report, RunReport) else RunReport.of(load_run(report))
     run = report.run

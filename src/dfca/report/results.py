@@ -26,11 +26,7 @@ WHAT_TO_GIVE = "give a run folder or a file that `dfca report RUN --save FILE` w
 
 
 def save_results(report: RunReport, path: Path) -> None:
-    """Write the results of a run, finished or not.
-
-    Raises:
-        RunError: if the file cannot be written.
-    """
+    """Write the results of a run, finished or not. Raises RunError if the file cannot be written."""
     run = report.run
     content = {
         "dfca_results": FORM,
@@ -50,11 +46,7 @@ def save_results(report: RunReport, path: Path) -> None:
 
 
 def load_results(path: Path) -> JsonObject:
-    """Read a file of results.
-
-    Raises:
-        RunError: if it is no such file.
-    """
+    """Read a file of results. Raises RunError if it is no such file."""
     try:
         content = json.loads(read_small(path, MOST_TEXT_BYTES))
     except (OSError, ValueError, RecursionError) as error:
@@ -69,8 +61,7 @@ def load_results(path: Path) -> JsonObject:
 def stored_run(path: Path) -> Run:
     """Read a file of results as a run: with curves by round and facts of graphs, without the graphs.
 
-    Raises:
-        RunError: if it is no such file.
+    Raises RunError if it is no such file.
     """
     content = load_results(path)
     with understood(path):

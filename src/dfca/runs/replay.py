@@ -38,9 +38,8 @@ class ReplayResult(NamedTuple):
 def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: True) -> Iterator[ReplayResult]:
     """Replay every finished trial of a run folder that has a trace, with the threads that the run recorded.
 
-    Raises:
-        RunError: if there is none.
-        ConfigError: if a trace cannot be carried out: it is cut, or names clients that are not there.
+    Raises RunError if there is none; ConfigError if a trace cannot be carried out: it is cut, or names clients that are
+    not there.
     """
     path = Path(out)
     if not (path / "config.toml").exists():

@@ -24,8 +24,7 @@ HEAD = ("algorithm", "seed", "point", "digest")
 def adopt(folder: RunFolder, other: Path, trials: Sequence[Trial]) -> int:
     """Copy those of the trials that another run folder has finished and this one has not; returns how many.
 
-    Raises:
-        RunError: if the other is not a run folder, or damaged.
+    Raises RunError if the other is not a run folder, or damaged.
     """
     there, finished = load_run(other), folder.finished()
     rows = {row.key(swept=True): row for row in there.trials if row.finished}

@@ -49,12 +49,9 @@ def run(
 ) -> JsonObject:
     """Run every trial that neither the folder nor those to `reuse` have finished, and return the summary.
 
-    In a sweep, or with several workers, a trial that fails gets a row with its "error" and the others continue.
-
-    Raises:
-        RunError: if the folder cannot be used or written.
-        DataError: if the data of no point is on this machine.
-        Interrupted: after SIGINT or SIGTERM; the state is stored and the same call continues.
+    In a sweep, or with several workers, a trial that fails gets a row with its "error" and the others continue. Raises
+    RunError if the folder cannot be used or written; DataError if the data of no point is on this machine; Interrupted
+    after SIGINT or SIGTERM; the state is stored and the same call continues.
     """
     _require_data(experiment)
     if not launched():
@@ -119,8 +116,7 @@ def _run_here(context: RunContext, trials: Sequence[Trial], ranks: int) -> None:
 def _follow(experiment: Experiment, save_models: bool) -> None:
     """Take part in a run as one of the ranks that write nothing.
 
-    Raises:
-        RunError: if this machine has another experiment than the first rank, or another rank is lost.
+    Raises RunError if this machine has another experiment than the first rank, or another rank is lost.
     """
     tolerant, names = Ranks(_count_ranks()).share(None)
     here = {_name(trial): trial for trial in _trials(experiment)}

@@ -4,7 +4,6 @@
     Bars         the terminal (`runs.progress`)
     PipeSink     from a worker process to its parent, which calls its own sinks (`deliver`)
     Tracker      TensorBoard, Weights & Biases, MLflow (`runs.trackers`)
-    CallbackSink a function that takes the record of every evaluated round
     NullSink     no one; also the base of a sink that needs only some of the calls
     Broadcast    several of these
 
@@ -20,7 +19,7 @@ from dfca.base.memory import peak_bytes
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.store.rows import GraphTable, TrialRow
-from dfca.sim.metrics_table import EvaluationRow, JsonObject
+from dfca.sim.metrics_table import EvaluationRow
 
 
 class RunSink:
@@ -76,21 +75,6 @@ class RunSink:
 
 class NullSink(RunSink):
     """Ignore everything."""
-
-
-class CallbackSink(NullSink):
-    """Call a function with every evaluated round: {"algorithm", "seed", "round", "accuracy", ...}.
-
-    The record is the line of metrics/<trial>.jsonl, and what `dfca.simulate` calls its `callback` with.
-    """
-
-    def __init__(self, callback: Callable[[JsonObject], object]) -> None:
-        self._callback = callback
-
-    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
-        """Call it where the round was evaluated."""
-        if metrics is not None:
-            self._callback({**trial.head, **metrics})
 
 
 class FolderSink(NullSink):

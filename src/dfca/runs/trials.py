@@ -89,16 +89,9 @@ class RunContext:
 def run_group(group: TrialGroup, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
     """Run the trials of a group; its split and graph are freed on return.
 
-    All ranks of a run make this call; only the first has the folder.
-
-    Args:
-        group: the trials.
-        context: what all trials of the run share.
-        share_out: makes this rank's share of a number of clients.
-
-    Raises:
-        RunError: if the disk cannot be written, or another rank is lost.
-        Interrupted: if a stop was requested; the state is stored.
+    All ranks of a run make this call; only the first has the folder. share_out: makes this rank's share of a number of
+    clients. Raises RunError if the disk cannot be written, or another rank is lost; Interrupted if a stop was
+    requested: the state is stored.
     """
     shards = share_out(group.point.config.clients)
     context.heed_stop(f"before {group.trials[0]}", shards)
@@ -288,7 +281,8 @@ class Workload:
         """Make the setting of one of the trials."""
         label = trial.algorithm
         config, options = self.point.config.of_row(label), options_of(self.point.config.algorithm.get(label, {}))
-        return Setting(
+        return config.mixing.narrowed(
+            Setting,
             split=self.split,
             graph=self.graph,
             make_model=self.make_model,
@@ -296,24 +290,17 @@ class Workload:
             clusters=None if config.clusters == "auto" else config.clusters,
             rounds=config.rounds,
             seed=trial.seed,
-            share=config.mixing.share,
             drift=self.drift,
             local=config.local.options(config.data.augment),
             participation=config.participation,
-            weights=config.mixing.weights,
             quiet_rounds=config.mixing.quiet_rounds or 0,
             personal_steps=None if config.personal is None else config.personal.steps,
-            aggregation=config.mixing.aggregation,
             evaluate_every=config.evaluation.every,
             evaluation_samples=config.evaluation.samples,
             device=my_device(config.device),
             engine=config.engine,
             task=config.learning_task(),
             bank=config.bank,
-            robust=config.mixing.robust,
-            private=config.mixing.private,
-            codec=config.mixing.codec,
-            keep=config.mixing.keep,
             liars=config.liars,
             privacy=config.privacy,
             bank_folder=None if folder is None else folder.path,

@@ -222,8 +222,7 @@ class TraceFile:
     def cut(self, size: int) -> None:
         """Cut the trace to a size, from which the run continues.
 
-        Raises:
-            RunError: if the trace is missing (the run began without one) or shorter (it was edited).
+        Raises RunError if the trace is missing (the run began without one) or shorter (it was edited).
         """
         if not self._part.exists():
             raise RunError(

@@ -54,9 +54,8 @@ class Pool:
     def run(self, groups: Sequence[TrialGroup]) -> None:
         """Run all groups.
 
-        Raises:
-            RunError: if the disk cannot be written.
-            Interrupted: if the stop signal was requested; every trial under way is stored.
+        Raises RunError if the disk cannot be written; Interrupted if the stop signal was requested; every trial under
+        way is stored.
         """
         self._groups = deque(groups)
         stopping = False

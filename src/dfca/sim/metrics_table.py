@@ -75,8 +75,7 @@ class EvaluationRow(StoredRow):
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Parse a line of metrics, or what a simulator has measured, which names no trial.
 
-        Raises:
-            TypeError, ValueError: if it is not a line of metrics.
+        Raises TypeError or ValueError if it is not a line of metrics.
         """
         key = metric_key(values)
         return cls(

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
 
+from dfca.base.accountant import epsilon
 from dfca.base.memory import format_bytes
 from dfca.core.learning.task import Metric
-from dfca.sim.accountant import epsilon
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.start import Start
 
@@ -52,19 +52,30 @@ def notes_of_scores(metric: Metric, score: float | None, target: float | None) -
 
 
 def notes_of(
-    start: Start, evaluator: Evaluator, models: int, diverged: Collection[int], left: int | None = None
+    start: Start,
+    evaluator: Evaluator,
+    models: int,
+    diverged: Collection[int],
+    left: int | None = None,
+    releases: int | None = None,
 ) -> tuple[str, ...]:
-    """List the notes of a simulation.
+    """List the notes of a simulation, one sentence each.
 
+<<<<<<< HEAD
+    models: how many a client keeps; diverged: the clients at which an update was not finite; left: how many clusters
+    merging has left, 0 before its last survey, None without merging.
+=======
     Args:
         start: what the simulation started from.
         evaluator: which clients had a high loss.
         models: how many a client keeps.
         diverged: the clients at which an update was not finite.
         left: how many clusters merging has left, 0 before its last survey, None without merging.
+        releases: how often a client sends at most, 0 if that is unknown; None: in every round.
 
     Returns:
         One sentence each.
+>>>>>>> h29
     """
     return (
         *start.setting.split.notes,
@@ -73,7 +84,7 @@ def notes_of(
         *_of_options(start),
         *_of_divergence(start, evaluator, diverged),
         *_of_storage(start),
-        *_of_privacy(start),
+        *_of_privacy(start, start.setting.rounds if releases is None else releases),
     )
 
 
@@ -142,13 +153,13 @@ def _of_storage(start: Start) -> Iterator[str]:
         yield f"the models of all clients ({format_bytes(storage.bytes)}) lie on the disk{room}"
 
 
-def _of_privacy(start: Start) -> Iterator[str]:
+def _of_privacy(start: Start, releases: int) -> Iterator[str]:
     setting, privacy = start.setting, start.setting.privacy
-    if privacy is None:
+    if privacy is None or not releases:
         return
-    spent = epsilon(privacy.noise, setting.rounds, privacy.delta)
+    spent = epsilon(privacy.noise, releases, privacy.delta)
     chosen = ", but not which cluster it trains, which its losses choose" if setting.algorithm.models != "one" else ""
     yield (
-        f"privacy: {setting.rounds} rounds cost a client epsilon = {spent:.3g} at delta = {privacy.delta:g}; it covers "
+        f"privacy: {releases} rounds cost a client epsilon = {spent:.3g} at delta = {privacy.delta:g}; it covers "
         f"the models that a client sends{chosen}"
     )

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dfca import codecs
+from dfca.base.accountant import check_accountant
 from dfca.base.errors import ConfigError, DataError
 from dfca.base.imports import import_function
 from dfca.base.table import option
@@ -36,7 +37,6 @@ from dfca.core.rng import seeded
 from dfca.core.rules.personal import release_round
 from dfca.core.rules.surveys import LAG, merging_of
 from dfca.data.clients import Split
-from dfca.sim.accountant import check_accountant
 from dfca.sim.local.choices import EngineName, LiarOptions, Place
 from dfca.topology import check_graphs, is_one_way, receivers_of
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dfca.base.errors import ConfigError
 from dfca.core.learning.task import ACCURACY, CLASSIFICATION
+from dfca.core.method import MixingOptions
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.node.task.config import NodeConfig
@@ -77,6 +78,7 @@ class SwarmPlan:
         setting, config = self.setting, self.trial.point.config
         facts = Facts.checked(
             {
+                **config.mixing.narrowed(MixingOptions, aggregation="sequential").plain(),
                 "name": f"swarm-{self.experiment.name}",
                 "founder": founder,
                 "seed": self.trial.seed,
@@ -89,11 +91,7 @@ class SwarmPlan:
                 "classes": [str(name) for name in range(setting.split.classes)],
                 "local": config.local.plain() | {"batch_size": config.local.options().batch_size},
                 "augment": None if config.data.augment is None else config.data.augment.plain(),
-                "weights": config.mixing.weights,
-                "share": config.mixing.share,
-                "robust": config.mixing.robust,
-                "codec": config.mixing.codec,
-                "keep": config.mixing.keep,
+                "privacy": None if setting.privacy is None else setting.privacy.plain(),
                 "merging": None if setting.merging is None else asdict(setting.merging),
                 "personal": setting.last_steps,
             }
@@ -118,11 +116,6 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> S
         raise ConfigError("nodes start from fresh models: leave model.start_from out")
     if config.liars is not None:
         raise ConfigError("nodes of a swarm do not lie: leave [liars] out, or use `dfca run`")
-    if config.privacy is not None:
-        raise ConfigError(
-            "[privacy] is for simulations: on a device its noise would follow the swarm's seed, which all members "
-            "know; leave it out, or use `dfca run`"
-        )
     if config.data.drift_share:
         raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
     if config.mixing.quiet_rounds:

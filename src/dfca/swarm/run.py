@@ -67,10 +67,8 @@ def run_swarm(
 ) -> dict[str, Any]:
     """Run the first algorithm and seed of an experiment on real nodes; returns the summary of the run folder.
 
-    Raises:
-        ConfigError: for what nodes cannot run.
-        RunError: if the folder holds a swarm already, nodes fail, or the limit is over.
-        Interrupted: after SIGINT or SIGTERM, when all nodes have ended.
+    Raises ConfigError for what nodes cannot run; RunError if the folder holds a swarm already, nodes fail, or the limit
+    is over; Interrupted after SIGINT or SIGTERM, when all nodes have ended.
     """
     if (out / "nodes").exists():
         raise RunError(f"{out} holds a swarm already; use another --out, or remove the folder")

@@ -7,7 +7,7 @@ samples works for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -50,6 +50,40 @@ class Inputs:
         return self.map(Tensor.clone)
 
 
+@dataclass(frozen=True, eq=False)
+class Lazy:
+    """Samples, one tensor each, that are read when they are used, and read anew in every round.
+
+    read: returns those of some rows (n,) in a round; rows: which; sample: the shape of one; dtype: as it is kept;
+    kind: what floating-point samples become, None for no change.
+    """
+
+    read: Callable[[Tensor, int], list[Tensor]]
+    rows: Tensor
+    sample: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device | str = "cpu"
+    kind: torch.dtype | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice | Tensor) -> Lazy:
+        return replace(self, rows=self.rows[rows if isinstance(rows, slice) else rows.cpu()])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all samples."""
+        return (len(self.rows), *self.sample)
+
+    def now(self, round: int) -> Tensor:
+        """Read all samples, in a round of their client; -1: outside of rounds."""
+        read = self.read(self.rows, round)
+        if not read:
+            return torch.empty(0, *self.sample, dtype=self.dtype)
+        return moved(torch.stack(read), self.device, self.kind)
+
+
 Samples = Tensor | Inputs
 """The inputs of n samples."""
 AnySamples = TypeVar("AnySamples", Tensor, Inputs, Samples)
@@ -68,6 +102,8 @@ def tensors_of(x: Samples) -> tuple[Tensor, ...]:
 def join(parts: Sequence[Samples]) -> Samples:
     """Put the samples of several parts one after the other; all are of one kind."""
     first = parts[0]
+    if isinstance(first, Lazy):
+        return replace(first, rows=torch.cat([part.rows for part in parts if isinstance(part, Lazy)]))
     if isinstance(first, Inputs):
         columns = zip(*(tensors_of(part) for part in parts), strict=True)
         return Inputs(tuple(torch.cat(column) for column in columns), first.names)
@@ -76,12 +112,14 @@ def join(parts: Sequence[Samples]) -> Samples:
 
 def moved(x: AnySamples, device: torch.device | str, dtype: torch.dtype | None = None) -> AnySamples:
     """Move samples to a device; floating-point ones take the type, if one is given."""
+    if isinstance(x, Lazy):
+        return replace(x, device=device, kind=dtype or x.kind)
     return change(x, lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
 
 
 def shape_of(x: Samples) -> Any:
     """Return the shape of one sample: a tuple of numbers; of several tensors, a tuple or dict of such tuples."""
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor | Lazy):
         return tuple(x.shape[1:])
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in x.tensors)
     return shapes if x.names is None else dict(zip(x.names, shapes, strict=True))

@@ -33,11 +33,7 @@ def make_stepper(
 ) -> Callable[[Sequence[Tensor]], None]:
     """Make the function that takes one step in place, given the gradients.
 
-    Args:
-        theta: The tensors that are trained, or those of C clients, (C, *shape).
-        options: How.
-        decays: The weight decay of each tensor.
-        stacked: Whether theta is of C clients.
+    theta: the tensors that are trained; with `stacked` those of C clients, (C, *shape). decays: the weight decays.
     """
     take: Callable[[Sequence[Tensor]], None]
     if options.optimizer == "sgd":

@@ -98,13 +98,6 @@ def head_tensors(model: FlatModel, head: int | str | re.Pattern[str]) -> list[bo
     return [place < model.count and _layer(name) in last for place, name in enumerate(model.names)]
 
 
-def head_mask(model: FlatModel, head: int | str | re.Pattern[str]) -> Tensor:
-    """Return which numbers of a model are its head's: (P,) bool."""
-    import torch
-
-    return torch.tensor(head_tensors(model, head)).repeat_interleave(torch.tensor(model.sizes))
-
-
 def layout_of(model: FlatModel, algorithm: Algorithm) -> Layout | None:
     """Settle how the parts of a model are averaged; None where they are averaged alike.
 

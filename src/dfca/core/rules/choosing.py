@@ -73,8 +73,7 @@ class PeerChoice:
     def ask(self, view: PeerDraw) -> list[int]:
         """Call `draw`, and check what it returns.
 
-        Raises:
-            ConfigError: where a peer is drawn twice, or is no candidate.
+        Raises ConfigError where a peer is drawn twice, or is no candidate.
         """
         drawn = [int(peer) for peer in self.draw(view)]
         if len(set(drawn)) < len(drawn) or not set(drawn) <= set(view.candidates):

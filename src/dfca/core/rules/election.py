@@ -96,8 +96,7 @@ class Verdict(NamedTuple):
 def divide(samples: int, generator: torch.Generator) -> Parts:
     """Split a client's samples 50 : 20 : 30, at least one in every part.
 
-    Raises:
-        DataError: for fewer than three samples.
+    Raises DataError for fewer than three samples.
     """
     if samples < 3:
         raise DataError(f"the election needs at least 3 samples per client, got {samples}; use dfca-gi or dfca-li")

@@ -29,6 +29,7 @@ from dfca.node.disk.folder import ROSTER, NodeFolder
 from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
 from dfca.node.memory import VirtualTimeLoop
+from dfca.node.net.links.detector import BACK_S
 from dfca.node.operate.logs import Log
 from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
@@ -45,8 +46,12 @@ EPOCH = 1.7e9
 """When worlds begin, in seconds since 1970."""
 RECOVERY_S = 300.0
 """Time to recover after the last fault; the slowest of 1,000 worlds needs about half of it."""
-CALM_S = 1.5
-"""The longest delay once faults have stopped. With heartbeats each second a longer one is silence, which ends links."""
+FOLD_S = 5.0
+"""How long `batch` waits for neighbours."""
+LONGEST = 20.0
+"""No delay is longer, in medians."""
+STALLS_S = 1.0
+"""Where messages may take longer, links end for their silence, and are back in `BACK_S`."""
 LOOK_S = 2.0
 MORE_ROUNDS = 3
 END_S = 20.0
@@ -278,7 +283,7 @@ class NodeRun:
             algorithm=cast(Any, world.algorithm),
             clusters=world.clusters,
             aggregation=cast(Any, world.aggregation),
-            timeout_s=5.0 if world.aggregation == "batch" else None,
+            timeout_s=FOLD_S if world.aggregation == "batch" else None,
             rounds=world.rounds,
             starts_with=max(1, world.nodes - len(world.late) - len(world.removed)),
             model=ModelFacts(size=SIZE),
@@ -298,10 +303,7 @@ class NodeRun:
 
     def _delay(self) -> float:
         world = self.world
-        if not world.delay_s:
-            return 0.0
-        seconds = world.delay_s * min(20.0, self.random.lognormvariate(0.0, world.spread))
-        return seconds if asyncio.get_running_loop().time() < FAULTS_S else min(seconds, CALM_S)
+        return world.delay_s * min(LONGEST, self.random.lognormvariate(0.0, world.spread)) if world.delay_s else 0.0
 
     def _held_s(self, one: int, other: int) -> float:
         now = asyncio.get_running_loop().time()
@@ -460,7 +462,7 @@ class NodeRun:
         self.found()
         self._plan()
         await asyncio.sleep(FAULTS_S)
-        end = asyncio.get_running_loop().time() + RECOVERY_S
+        end = asyncio.get_running_loop().time() + self._recovery_s()
         since: dict[int, int] | None = None  # rounds when everything was well first
         why = ""
         while not self.problem:
@@ -472,10 +474,16 @@ class NodeRun:
             elif self.world.rounds or all(self._rounds()[i] >= since[i] + MORE_ROUNDS for i in since):
                 break
             if asyncio.get_running_loop().time() > end:
-                self.fail(f"{why or 'rounds stand still'}, {RECOVERY_S:g} s after the last fault")
+                self.fail(f"{why or 'rounds stand still'}, {self._recovery_s():g} s after the last fault")
                 break
             await asyncio.sleep(LOOK_S)
         await self._end()
+
+    def _recovery_s(self) -> float:
+        """Return how long all may take to be well: to recover, and for as many rounds as are looked at."""
+        world = self.world
+        round_s = max([0.3, *dict(world.slow).values()]) + (FOLD_S if world.aggregation == "batch" else 0.0)
+        return RECOVERY_S + (world.rounds or MORE_ROUNDS) * round_s
 
     def _expected(self) -> list[WorldDevice]:
         removed = {node for node, _ in self.world.removed}
@@ -517,9 +525,15 @@ class NodeRun:
             assert device.life.service is not None
             links = device.life.service.transport.status()["neighbours"]
             apart = walled if device.node in self.world.walled else set()  # neither can dial the other
-            if down := [link["name"] for link in links.values() if link["state"] != "up" and link["name"] not in apart]:
+            if down := [link["name"] for link in links.values() if self._is_down(link) and link["name"] not in apart]:
                 return f"node {device.node} has no link with {down[0]}"
         return ""
+
+    def _is_down(self, link: dict[str, Any]) -> bool:
+        """Return whether a link is down that should be up; where messages stall, for longer than a moment."""
+        stalls = self.world.spread > 0 and self.world.delay_s * LONGEST > STALLS_S
+        silent_s = link["silent_s"]
+        return link["state"] != "up" and not (stalls and silent_s is not None and silent_s <= BACK_S)
 
     async def _end(self) -> None:
         """End all nodes in order: nobody hangs, and nothing is left."""

@@ -23,7 +23,7 @@ MOST_HELD = 4096  # messages that wait for the disk; more are lost, and the neig
 
 
 class Store(Protocol):
-    """Keeps saves: `node.disk.store.DiskStore` or `MemoryStore`."""
+    """Keeps saves: `node.disk.store.DiskStore`."""
 
     def save(self, saved: Saved) -> None:
         """Keep a save; it is durable when this returns. Raises CannotSave."""

@@ -23,8 +23,7 @@ LOOKUP_MS = 3000
 class Discovery:
     """Announces one node and looks for others. on_found: called with the ID and addresses of a member of the swarm.
 
-    Raises:
-        ConfigError: if the library is missing.
+    Raises ConfigError if the library is missing.
     """
 
     def __init__(self, own: str, swarm: str, port: int, on_found: Callable[[str, tuple[str, ...]], None]) -> None:
@@ -43,8 +42,7 @@ class Discovery:
     async def start(self, host: str) -> None:
         """Announce where this node listens, and start to look. host: its IP address; 0.0.0.0 and ::, all it has.
 
-        Raises:
-            ConfigError: if there is no network to announce on.
+        Raises ConfigError if there is no network to announce on.
         """
         asyncio_part = self._zeroconf.asyncio
         chosen: Any = own_addresses() if host in ("0.0.0.0", "::") else [host]

@@ -25,7 +25,7 @@ from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import SwarmGraph
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links.detector import SteadyClock
+from dfca.node.net.links.detector import FalseAlarms, SteadyClock
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.grpc_wire import GrpcWire
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
@@ -86,15 +86,14 @@ class GrpcTransport:
         self._devices = 0
         self._doubted: dict[NetLink, tuple[Any, float]] = {}
         self._last: dict[str, str] = {}
+        self._alarms = FalseAlarms()
         self._graph = SwarmGraph(identity.id, options.degree)
         self._discovery: Any = None
 
     async def start(self) -> str:
         """Start to listen; returns the address. Calls are refused until `open`.
 
-        Raises:
-            ConfigError: if the node cannot listen there.
-            RunError: if its folder cannot be written.
+        Raises ConfigError if the node cannot listen there; RunError if its folder cannot be written.
         """
         options, loop = self._options, asyncio.get_running_loop()
         clock = self._clock = SteadyClock(TICK_S, loop.time())
@@ -296,7 +295,7 @@ class GrpcTransport:
         self._rewire()
 
     def _forget(self, member: str) -> None:
-        for part in (self._sender.offers, self._gossip, self._dialer, self._service, self._local.traffic):
+        for part in (self._sender.offers, self._gossip, self._dialer, self._service, self._local.traffic, self._alarms):
             part.forget(member)
         self._local.refusals.forget(member)
         self._last.pop(member, None)
@@ -325,6 +324,7 @@ class GrpcTransport:
 
     def _up(self, link: NetLink) -> None:
         self._numbers[link.number] = link
+        link.detector.doubled = self._alarms.begin(link.member, self._local.now())
         self._rewire()
         if self._node is not None:
             self._call(self._node.connected, link.number)
@@ -335,6 +335,8 @@ class GrpcTransport:
         self._numbers.pop(link.number, None)
         self._doubted.pop(link, None)
         self._last[link.member] = str(why)
+        if why.reason == "silent":
+            self._alarms.end(link.member, self._local.now())
         heard = self._around.clock.wall() - (self._local.now() - link.detector.heard)
         self._local.traffic.end_link(link.member, link.bytes_in, link.bytes_out, heard)
         if why.guilty:

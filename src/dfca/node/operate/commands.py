@@ -124,19 +124,10 @@ def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
 
 
 def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> Any:
-    """Load one saved model of a node.
+    """Load one saved model of a node: a `task.export.Exported`.
 
-    Args:
-        path: The folder of the node.
-        cluster: Which model, as the swarm has it; None: that of the node's cluster, after its personal last step.
-        shared: Without the personal last step.
-
-    Returns:
-        A `task.export.Exported`.
-
-    Raises:
-        RunError: If there is no model yet.
-        DataError: If the samples for the personal step cannot be read.
+    cluster: which, as the swarm has it; None: that of the node's cluster, after its personal last step unless `shared`.
+    Raises RunError if there is no model yet, DataError if the samples for the personal step cannot be read.
     """
     from dfca.core.rules.merging import hide_closed
     from dfca.node.task.dataset import load

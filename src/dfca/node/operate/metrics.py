@@ -20,6 +20,7 @@ GAUGES = (  # name, help, key of the status
     ("loss", "Of the chosen model on its samples, before training.", "loss"),
     ("accuracy", "Of its cluster's model on held-out samples, 0 to 1.", "accuracy"),
     ("rmse", "Of its cluster's model on held-out samples, of a regression.", "rmse"),
+    ("epsilon", "Of the updates that it has sent, with privacy.", "epsilon"),
     ("staleness_updates", "Mean age of the last folded models.", "staleness"),
     ("round_seconds", "How long its last training took.", "round_s"),
     ("since_round_seconds", "Time since it ended a round.", "since_round_s"),

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from dfca.node.trust.membership import Member
 
 SAID = ("version", "state", "round", "round_s", "cluster", "clusters", "accuracy", "rmse", "members")
+SCORES = ("accuracy", "rmse")
 AT_ONCE = 32
 MOST_PROBLEMS, MOST_TEXT = 3, 400
 
 
 def summarise(status: Mapping[str, Any]) -> str:
-    """Write what a node says of itself to members that ask."""
-    said = {key: status.get(key) for key in SAID}
+    """Write what a node says of itself to members that ask; with privacy nothing that its data decides."""
+    private = status.get("privacy") is not None
+    said = {key: status.get(key) for key in SAID if not (private and key in SCORES)}
     said["linked"] = sum(neighbour["state"] == "up" for neighbour in status.get("neighbours", ()))
-    said["problems"] = [str(text)[:MOST_TEXT] for text in (status.get("problems") or [])[:MOST_PROBLEMS]]
+    said["problems"] = (
+        [] if private else [str(text)[:MOST_TEXT] for text in (status.get("problems") or [])[:MOST_PROBLEMS]]
+    )
     return json.dumps(said)
 
 

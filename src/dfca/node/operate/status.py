@@ -40,7 +40,7 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
     machine, report = node.machine, work.report
     closed, models = machine.copies.closed, 0 if machine.bank is None else len(machine.bank)
     scores = [] if report is None else [_score(score) for score in report.scores]
-    own = scores[report.cluster] if scores else None
+    own, privacy = scores[report.cluster] if scores else None, describe_privacy(machine)
     scores = [score for j, score in enumerate(scores) if j not in closed]
     waits = re.sub(r"clients? (?=\d)", "", machine.waits())
     return {
@@ -56,6 +56,8 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
         "rmse": None if own is None else own.get("rmse"),
         "scores": scores,
         "personal": describe_personal(machine, work),
+        "privacy": privacy,
+        "epsilon": None if privacy is None else privacy["epsilon"],
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
         "staleness": notes.staleness,
         "round_s": notes.round_s,
@@ -81,6 +83,16 @@ def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | Non
         personal |= {"round": pool.due, "samples": pool.samples, "losses": losses, "sweeps": len(pool.rows) - 1}
     scores = () if work.personal is None else work.personal.scores
     return {**personal, **(_score(scores[0]) if scores else {})}
+
+
+def describe_privacy(machine: Machine) -> dict[str, Any] | None:
+    """Describe what this device has given away: epsilon of its updates, at delta; None without privacy."""
+    if (privacy := machine.options.method.privacy) is None:
+        return None
+    from dfca.base.accountant import epsilon
+
+    updates = sum(machine.copies.updates)
+    return {"updates": updates, "epsilon": epsilon(privacy.noise, updates, privacy.delta), "delta": privacy.delta}
 
 
 def _score(score: Any) -> dict[str, Any]:
@@ -217,6 +229,9 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append((title, f"{format(get(key), form)} on {samples.get('held_out')} held-out samples{others}"))
     if personal := get("personal"):
         rows.append(("personal step", _personal(personal)))
+    if privacy := get("privacy"):
+        spent = f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g}"
+        rows.append(("privacy", f"{spent}, after {counted(privacy['updates'], 'update')}"))
     if get("loss") is not None:
         rows.append(("loss", f"{get('loss'):.4g} on {(get('samples') or {}).get('train')} samples, before training"))
     if get("staleness") is not None:

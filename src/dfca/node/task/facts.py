@@ -21,13 +21,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dfca.base.errors import ConfigError
-from dfca.base.files import atomic_write, read_small
 from dfca.base.renamed import current, earlier, refuse_earlier
 from dfca.base.table import Table, option
 from dfca.base.validation import check
@@ -41,6 +39,7 @@ from dfca.core.method import (
     MergeOptions,
     Method,
     MixingOptions,
+    PrivacyOptions,
     StepTable,
     check_images,
 )
@@ -54,11 +53,12 @@ if TYPE_CHECKING:
     from dfca.node.task.learner import Architecture
     from dfca.peer.records.options import PeerOptions
 
-FILE = "facts.json"
 VERSION = 1
 """Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
 """Those that need neither a server nor the true clusters."""
+PRIVATE = ("dfca-gi", "dfca-li", "dfedavgm")
+"""Those that send nothing but models that they trained: epsilon is of these."""
 LARGEST = 16 * 2**20
 """Bytes of facts that are read: names and scaling of 100,000 features take 7 MB."""
 MOST_FLOATS = 2**29
@@ -233,6 +233,9 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         since=2,
         description="steps of a member on its own samples before it uses its model; auto: it picks them",
     )
+    privacy: PrivacyOptions | None = option(
+        default=None, since=3, description="how members clip and noise what they send; none: they do not"
+    )
     election: ElectionFacts = ElectionFacts()
     revives: bool | None = option(default=None, description="open clusters later too; none: as the algorithm says")
     merging: MergingFacts | None = option(
@@ -258,6 +261,13 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             raise ValueError("private is for simulations: members of a swarm send whole models; leave it out")
         if self.codec not in CODECS:
             raise ValueError(f'codec must be {", ".join(CODECS)}: facts run no code, got "{self.codec}"')
+        if self.privacy is not None and self.algorithm not in PRIVATE:
+            raise ValueError(
+                f'privacy is for {", ".join(PRIVATE)}, got "{self.algorithm}", which sends losses or nothing: epsilon '
+                "would not cover it"
+            )
+        if self.privacy is not None and self.personal == "auto":
+            raise ValueError('personal "auto" sends losses, which epsilon would not cover; give a number of steps')
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
@@ -301,24 +311,6 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         """Make facts from a table. Raises ConfigError with everything that is wrong."""
         refuse_earlier(content.get("algorithm"))
         return check(content, cls, "the swarm's facts")
-
-    @classmethod
-    def load(cls, folder: Path) -> Facts:
-        """Read the facts in a node's folder. Raises ConfigError where there are none, or no good ones."""
-        path = folder / FILE
-        try:
-            data = read_small(path, LARGEST)
-        except FileNotFoundError:
-            raise ConfigError(
-                f"there is no swarm in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-        return cls.from_bytes(data)
-
-    def save(self, folder: Path) -> None:
-        """Write the facts into a node's folder. Raises RunError where it cannot be written."""
-        atomic_write(folder / FILE, self.to_bytes())
 
     @property
     def swarm_id(self) -> str:
@@ -397,6 +389,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
         """Make the client that a `Worker` computes for: samples x (n, *shape), scaled, and y (n,)."""
         from dfca.core.client import Client
+        from dfca.node.task.noise import secret_noise
 
         return Client(
             id=number,
@@ -409,4 +402,5 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             clusters=self.clusters or 1,
             seed=self.seed,
             method=self.method,
+            secret_noise=secret_noise,
         )

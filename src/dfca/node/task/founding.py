@@ -70,7 +70,7 @@ class Founding(JoinPlan):
 def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfig, Facts]:
     """Settle the facts of a new swarm and the settings of its founder; reads the data, writes nothing.
 
-    founder: the device ID, or the authority's ID. `config.save(folder)` and `facts.save(folder)` write both.
+    founder: the device ID, or the authority's ID. `node.disk.folder.write` writes both.
 
     Raises DfcaError with everything that is wrong.
     """
@@ -100,8 +100,9 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
     )
     facts = facts.changed(model=model)
     samples = load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
+    built = build(facts, facts.model.factory, config.training.weights)
     if tokens:
-        check_tokens(build(facts, facts.model.factory, config.training.weights), samples.train[0])
+        check_tokens(built, samples.train[0])
     return config, facts
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dfca.base.accountant import check_accountant
 from dfca.base.errors import ConfigError, DataError, ModelError
 from dfca.base.files import sha256, tensor_bytes
 from dfca.core.learning.local import infer, losses, lowest
@@ -53,8 +54,11 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
     allowed, weights: the factory and the file of weights that this device's own settings name; facts alone never run
     code.
 
-    Raises ConfigError or ModelError where it is another model than the swarm's.
+    Raises ConfigError or ModelError where it is another model than the swarm's, or this device lacks the accountant
+    that the swarm's privacy needs.
     """
+    if facts.privacy is not None:
+        check_accountant()
     tokens = facts.inputs.kind == "tokens"
     model, digest = _make(
         facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, weights, facts.crop, tokens

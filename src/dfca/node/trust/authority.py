@@ -83,9 +83,7 @@ class Introduce:
 def make_request(folder: Path, name: str | None = None, addresses: Iterable[str] = ()) -> bytes:
     """Write the request of the device in a folder, which gets a key if it has none.
 
-    Raises:
-        ConfigError: if name or addresses are wrong.
-        DataError: if the folder cannot be read.
+    Raises ConfigError if name or addresses are wrong; DataError if the folder cannot be read.
     """
     folder = Path(folder)
     given = _check_given(name, list(addresses))
@@ -126,9 +124,8 @@ def read_request(data: bytes) -> DeviceRequest:
 def sign_request(folder: Path, request: DeviceRequest, how: Introduce) -> tuple[Member, bytes]:
     """Introduce the device of a request; return the member and the bundle for it.
 
-    Raises:
-        ConfigError: if it has no name, was removed, or the fleet has no facts yet.
-        DataError: if a file of the authority cannot be used.
+    Raises ConfigError if it has no name, was removed, or the fleet has no facts yet; DataError if a file of the
+    authority cannot be used.
     """
     folder = Path(folder)
     identity = Identity.load(folder)
@@ -183,11 +180,8 @@ def read_bundle(data: bytes) -> Bundle:
 def accept_bundle(folder: Path, bundle: Bundle) -> Roster:
     """Merge a bundle into the folder of a device: it becomes a member of the fleet, or learns of new members.
 
-    It replaces a swarm of which the device is the only member, but no other swarm.
-
-    Raises:
-        ConfigError: if the bundle is not for this device, or it belongs to another swarm.
-        RunError: if the node is running.
+    It replaces a swarm of which the device is the only member, but no other swarm. Raises ConfigError if the bundle is
+    not for this device, or it belongs to another swarm; RunError if the node is running.
     """
     folder = Path(folder)
     identity = Identity.load(folder)

@@ -51,9 +51,7 @@ class Identity:
     def create(cls, folder: Path) -> Identity:
         """Make a key and its certificate in a folder.
 
-        Raises:
-            ConfigError: if the folder has a key.
-            RunError: if the folder cannot be written.
+        Raises ConfigError if the folder has a key; RunError if the folder cannot be written.
         """
         folder = Path(folder)
         identity = cls.of_key(ec.generate_private_key(ec.SECP256R1()), folder)
@@ -80,9 +78,8 @@ class Identity:
     def load(cls, folder: Path) -> Identity:
         """Read the key and certificate of a folder.
 
-        Raises:
-            ConfigError: if a file is missing or can be read by others.
-            DataError: if a file is damaged or expired, or they do not fit each other.
+        Raises ConfigError if a file is missing or can be read by others; DataError if a file is damaged or expired, or
+        they do not fit each other.
         """
         folder = Path(folder)
         key = _read(folder / KEY_FILE)

@@ -61,10 +61,8 @@ async def join(
 ) -> Joined:
     """Join the swarm of an invite; `check_facts` gets the swarm's facts (in a thread) and raises to decline.
 
-    Raises:
-        ConfigError: if the invite, the name or an address is malformed.
-        PairingError: if the pairing fails; the sentence says why and what to do.
-        DfcaError: what `check_facts` raises; the device is not a member then.
+    Raises ConfigError if the invite, the name or an address is malformed; PairingError if the pairing fails; the
+    sentence says why and what to do; DfcaError for what `check_facts` raises; the device is not a member then.
     """
     invite = Invite.parse(invite) if isinstance(invite, str) else invite
     try:

@@ -110,10 +110,8 @@ class PairingServer:
     ) -> Invite:
         """Open an invite for one device and listen until it is used, expired or burnt.
 
-        If another one is open, `port` is ignored and that one's is used.
-
-        Raises:
-            ConfigError: if this device may not introduce, the port cannot be used, or too many invites are open.
+        If another one is open, `port` is ignored and that one's is used. Raises ConfigError if this device may not
+        introduce, the port cannot be used, or too many invites are open.
         """
         if not roster.may_introduce(identity.id):
             raise ConfigError(

@@ -93,14 +93,9 @@ def most_bytes(expect: Expect) -> int:
 def pack(model: Tensor, encoding: str = "float32", compress: bool | None = None, tail: int = 0) -> bytes:
     """Write a model (P,), or several (m, P), into bytes: the same bytes for the same numbers.
 
-    Args:
-        model: Floats.
-        encoding: One of `ENCODINGS`.
-        compress: Whether to try zstd; None: if it pays with this encoding. int8 is never compressed.
-        tail: With int8, how many of the last numbers of a model stay exact (P - `FlatModel.trained`).
-
-    Raises:
-        Refused: If numbers are not finite, also after rounding.
+    compress: whether to try zstd; None: if it pays with this encoding; int8 is never compressed. tail: with int8, how
+    many of the last numbers of a model stay exact (P - `FlatModel.trained`). Raises Refused if numbers are not finite,
+    also after rounding.
     """
     return b"".join(pieces(model, encoding, compress, tail))
 

@@ -119,6 +119,17 @@ def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
         axis.label.set_fontsize(11)
 
 
+def amount_axis(axes: Axes, low: float, high: float) -> None:
+    """Begin at 0; beyond a factor of ten between the values the axis is logarithmic."""
+    if high > 10 * low:
+        axes.set_yscale("log")
+        log_axis(axes, 12)
+    else:
+        axes.set_ylim(0, 1.08 * high)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
 def log_axis(axes: Axes, ticks: int) -> None:
     """Mark powers of ten, and where there are few of them also 2 and 5, with plain numbers."""
     low, high = axes.get_ylim()

@@ -20,6 +20,7 @@ from dfca.report.drawing.axes import (
     LineEnd,
     Style,
     Zoom,
+    amount_axis,
     label_ends,
     log_axis,
     look_closer,
@@ -38,6 +39,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 VECTOR_EDGES = 500  # beyond, edges are pixels: a page of eight graphs stays small
 VECTOR_NODES = 300
+
+
+Scale = Literal["percent", "number", "log", "amount"]
+"""How a measure is drawn; amount: seconds or the like, from 0 on."""
 
 
 class NamedFigure(NamedTuple):
@@ -66,14 +71,15 @@ def draw_curves(
     series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     label: str,
-    scale: Literal["percent", "number", "log"] = "percent",
+    scale: Scale = "percent",
     against: str = "round",
     zoom: Zoom | None = None,
 ) -> Figure:
     """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
 
-    Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
-    With a zoom only its part of the axis is drawn, and only the lines that end there.
+    Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic;
+    so is that of amounts, which have no band. With a zoom only its part of the axis is drawn, and only the lines that
+    end there.
     """
     figure, axes = with_room(style)  # of all lines of a run: its figures are of one height
     series = series if zoom is None else zoom.inside(series)
@@ -107,7 +113,7 @@ def _fill(
     axes: Axes,
     series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
-    scale: Literal["percent", "number", "log"],
+    scale: Scale,
     against: str,
 ) -> list[LineEnd]:
     """Draw the lines and set up both axes; returns where the lines end."""
@@ -118,6 +124,9 @@ def _fill(
         log_axis(axes, 9)
     elif scale == "percent":
         percent_axis(axes)
+    elif scale == "amount":
+        values = [float(mean) for curve in series.values() for mean in curve.mean]
+        amount_axis(axes, min(values), max(values))
     if by_round:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
         axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)

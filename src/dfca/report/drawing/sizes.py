@@ -38,11 +38,7 @@ class FigureSize(NamedTuple):
         return self.width * FONT / self.font
 
     def check(self) -> FigureSize:
-        """Return the size.
-
-        Raises:
-            ConfigError: if figures would have no room.
-        """
+        """Return the size. Raises ConfigError if figures would have no room."""
         if not 1 <= self.width <= 40 or not 3 <= self.font <= 40:
             raise ConfigError(
                 f"figures must be 1 to 40 inches wide, letters 3 to 40 points, got {self.width:g} and {self.font:g}"

@@ -37,9 +37,7 @@ SAMPLES = 10
 def save_figures(run: Run, folder: Path, size: FigureSize | None = None, paper_names: bool = False) -> list[Path]:
     """Write every figure of a run as PNG, SVG and PDF, of a size in print where one is given; returns the files.
 
-    Raises:
-        RunError: if the folder cannot be written.
-        ConfigError: if the size leaves no room.
+    Raises RunError if the folder cannot be written; ConfigError if the size leaves no room.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

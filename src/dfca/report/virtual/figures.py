@@ -6,16 +6,16 @@ VirtualResults (a run folder or a file of results) -> sections of figures -> the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dfca.report.drawing.axes import Style, zoom_of
 from dfca.report.drawing.curves import ScoreCurve, mean_curve
 from dfca.report.drawing.palette import CLUSTERS, GREY
-from dfca.report.drawing.plots import NamedFigure
+from dfca.report.drawing.plots import NamedFigure, Scale, draw_curves
 from dfca.report.rows import MeanStd, kind_of
-from dfca.report.virtual.plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
+from dfca.report.virtual.plots import Mark, draw_ages, draw_courses, draw_lanes, styles_of
 from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of, traffic_to_target, variants
 from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.rows import PointRow, TrialRow
@@ -35,18 +35,17 @@ class VirtualMeasure(NamedTuple):
 
     value: Callable[[TrialRow], float | None]
     label: str
-    scale: Literal["percent", "number", "amount"]
+    scale: Scale
     name: str
     caption: str
 
 
 def _measures(metric: ShownMetric) -> tuple[VirtualMeasure, ...]:
     label = f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else "")
-    scale: Literal["percent", "number"] = "percent" if metric.percent else "number"
     own = VirtualMeasure(
         lambda row: row.score,
         label,
-        scale,
+        "percent" if metric.percent else "number",
         metric.key.replace("_", "-"),
         f"{metric.capitalised} at the end of the run.",
     )
@@ -144,7 +143,7 @@ def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Na
             tried = {name: {axis.at(row.point) for row in group} for name, group in groups.items()}
             never = [name for name in results.variants if len(curves[name].x) < len(tried[name])]
             missing = f" Not drawn where a run never got there: {', '.join(never)}." if never else ""
-            figure = draw_against(series, style, axis.key, measure.label, measure.scale)
+            figure = draw_curves(series, style, measure.label, measure.scale, axis.key)
             yield NamedFigure(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
 
 

@@ -6,7 +6,7 @@ As in `plots`, every function returns a figure; `standalone` makes a file of an 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,11 +20,9 @@ from dfca.report.drawing.axes import (
     Style,
     Zoom,
     label_ends,
-    log_axis,
     look_closer,
     percent_axis,
     plain,
-    values_axis,
     with_room,
 )
 from dfca.report.drawing.curves import ScoreCurve
@@ -105,29 +103,6 @@ def _length_axis(axes: Axes, series: Mapping[str, ScoreCurve], ends: Sequence[fl
         axes.set_xlim(0, last)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-
-
-def draw_against(
-    series: Mapping[str, ScoreCurve],
-    style: Mapping[str, Style],
-    key: str,
-    label: str,
-    scale: Literal["percent", "number", "amount"] = "percent",
-) -> Figure:
-    """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
-    figure, axes = with_room(style)
-    ends = draw_lines(axes, series, style, scale, marked=True)
-    if scale == "amount":
-        values = [float(mean) for curve in series.values() for mean in curve.mean]
-        _amount_axis(axes, min(values), max(values))
-    elif scale == "percent":
-        percent_axis(axes)
-    axes.set_xlabel(key)
-    axes.set_ylabel(label)
-    values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
-    plain(axes)
-    label_ends(axes, ends, style)
-    return figure
 
 
 def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int, unit: str) -> Figure:
@@ -245,17 +220,6 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
         handlelength=1.4,
         columnspacing=1.4,
     )
-
-
-def _amount_axis(axes: Axes, low: float, high: float) -> None:
-    """Begin at 0; beyond a factor of ten between the values the axis is logarithmic."""
-    if high > 10 * low:
-        axes.set_yscale("log")
-        log_axis(axes, 12)
-    else:
-        axes.set_ylim(0, 1.08 * high)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark], factor: float) -> list[tuple[str, float]]:

@@ -155,8 +155,7 @@ class RunFolder:
     def locked(cls, path: str | Path, swept: bool) -> RunFolder:
         """Take a folder that exists as it is, without preparing it for an experiment; `close` releases it.
 
-        Raises:
-            RunError: if another process writes to it, or it is no run folder.
+        Raises RunError if another process writes to it, or it is no run folder.
         """
         folder = cls(Path(path), swept)
         folder._refuse_strangers()
@@ -169,9 +168,7 @@ class RunFolder:
 
         Trials that the folder has and the experiment does not name stay: `algorithms` and `seeds` of its config grow.
         The points of a sweep may come and go, as long as a change of its base leaves every finished trial wanted.
-
-        Raises:
-            RunError: if another process writes to it, or it holds another config or something else.
+        Raises RunError if another process writes to it, or it holds another config or something else.
         """
         folder = cls(Path(path))
         folder._refuse_strangers()

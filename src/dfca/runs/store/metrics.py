@@ -70,10 +70,8 @@ class MetricsFiles:
 def read_metrics(run_folder: Path, rows: Sequence[StoredRow] = ()) -> list[EvaluationRow]:
     """Read the metrics of all trials: in the order of their rows in the summary, then by name.
 
-    A last line that was cut off does not count; of two lines of one round the last one does.
-
-    Raises:
-        RunError: if a line is no line of metrics.
+    A last line that was cut off does not count; of two lines of one round the last one does. Raises RunError if a line
+    is no line of metrics.
     """
     if (run_folder / FOLDER).is_symlink():
         raise RunError(f"{run_folder / FOLDER} is a link, and links in a run folder are not followed; remove it")

@@ -190,8 +190,7 @@ def load_run(run_folder: str | Path) -> Run:
 def understood(folder: Path) -> Iterator[None]:
     """Turn what goes wrong with files that cannot be understood into one sentence.
 
-    Raises:
-        RunError: instead of any error of a value that is missing or of another kind.
+    Raises RunError instead of any error of a value that is missing or of another kind.
     """
     try:
         yield

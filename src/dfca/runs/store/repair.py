@@ -27,8 +27,7 @@ ASIDE = "damaged"
 def repair(run_folder: str | Path) -> list[str]:
     """Repair a run folder; returns what was done, one sentence each, none where all is well.
 
-    Raises:
-        RunError: if it is no run folder, another process writes to it, or its config.toml cannot be read.
+    Raises RunError if it is no run folder, another process writes to it, or its config.toml cannot be read.
     """
     path = Path(run_folder)
     try:

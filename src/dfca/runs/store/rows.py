@@ -76,11 +76,7 @@ class TrialRow(StoredRow):
 
     @classmethod
     def of(cls, values: JsonObject) -> Self:
-        """Parse a row of summary.json.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not a row of a trial.
-        """
+        """Parse a row of summary.json. Raises KeyError, TypeError or ValueError if it is not a row of a trial."""
         metric = metric_of(values)
         renamed = {
             "score": metric.key,
@@ -114,11 +110,7 @@ NUMBERS = tuple(name for name, kind in TrialRow.__annotations__.items() if kind.
 
 
 def number_of(values: JsonObject, key: str) -> Any:
-    """Return a number of a row, None where it has none.
-
-    Raises:
-        TypeError: if it is something else.
-    """
+    """Return a number of a row, None where it has none. Raises TypeError if it is something else."""
     value = values.get(key)
     if value is not None and not isinstance(value, int | float):
         raise TypeError(f"{key} must be a number, got {value!r}")

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dfca.base.accountant import epsilon
 from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.exchange import is_quiet, quiet_from
 from dfca.core.learning.params import initial
+from dfca.core.privacy import protect, simulated_noise
 from dfca.core.rng import stream
 from dfca.core.rules.election import Parts, divide
 from dfca.core.rules.personal import GRID
@@ -39,7 +41,7 @@ from dfca.sim.start import Start, take_rows
 
 AHEAD_BYTES = 2**28
 """Models that wait for the end of their jobs take no more memory than this."""
-_FACTS = ("drifted", "changed", "assigned", "diverged", "memories")
+_FACTS = ("drifted", "changed", "assigned", "diverged", "memories", "releases")
 
 
 class Order(NamedTuple):
@@ -55,7 +57,8 @@ class ClientPool:
     those of the setting if not given; 0: unknown.
 
     assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
-    last evaluation; memories: what clients will remember once their job has ended.
+    last evaluation; memories: what clients will remember once their job has ended; releases: how often each has trained
+    a model that it may send.
     """
 
     def __init__(self, setting: Setting, dry: bool, rounds: int | None = None) -> None:
@@ -72,6 +75,7 @@ class ClientPool:
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
+        self.releases = [0] * setting.clients
         self.memories: dict[int, Tensor] = {}
         self._drawn: Tensor | None = None
         self._none = torch.zeros(0, dtype=setting.dtype)
@@ -204,6 +208,7 @@ class ClientPool:
         """Note that a round of a client has ended."""
         self.changed += self.assigned[client] not in (-1, trained.cluster)
         self.assigned[client] = trained.cluster
+        self.releases[client] += trained.fine
         if not trained.fine:
             self.diverged.add(client)
         if client in self.memories:
@@ -225,7 +230,8 @@ class ClientPool:
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
-        in_place = in_place and not self.shared
+        privacy, seed = self.setting.privacy, self.seed
+        in_place = in_place and not self.shared and privacy is None
         task = LocalTask(banks, data, choose, rounds, needs, known, in_place=in_place, closed=job.closed)
         trained, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
         engine, stages = self.engine, self.start.stages
@@ -238,6 +244,10 @@ class ClientPool:
                 model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
                 if model is not None and len(done.positions) > 1:
                     model = model.clone()  # else each keeps those of all in memory
+                if model is not None and privacy is not None:
+                    client, cluster = places[position], done.choices[row].cluster
+                    noise = simulated_noise(len(model), seed, client, rounds[position])
+                    model = protect(banks[cluster, 0 if self.shared else client], model, privacy, noise)
                 loss = lowest[row] if looks else math.inf
                 client, cluster = places[position], done.choices[row].cluster
                 polled = tuple(done.losses[row].tolist()) if job.unseen and needs != "nothing" else ()
@@ -428,9 +438,17 @@ class ClientPool:
                 **books.traffic(self.start.sent_size * banks.element_size(), len(banks), self.start.payload_bytes),
                 "election": None,
             }
+            if self.setting.privacy is not None:
+                row["epsilon"] = self.epsilon
         self.changed = 0
         row["without_models"] = [client for client, clusters in enumerate(held) if not clusters.models]
         return row | books.times()
+
+    @property
+    def epsilon(self) -> float:
+        """What the releases so far have cost the client with the most of them; 0 without privacy."""
+        privacy = self.setting.privacy
+        return 0.0 if privacy is None else epsilon(privacy.noise, max(self.releases), privacy.delta)
 
     def personal_vector(self, client: int, held: Sequence[Clusters], steps: int) -> Tensor:
         """Make the model (P,) that a client deploys after a number of personal steps."""
@@ -441,7 +459,8 @@ class ClientPool:
     def notes(self, models: int, left: int | None, done: int | None) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models, left: as in `notes_of`; done: how many rounds
         the clients did on average, once the run has ended."""
-        notes = notes_of(self.start, self._evaluator, models, self.diverged, left)
+        releases = self.rounds if done is None else max(self.releases)
+        notes = notes_of(self.start, self._evaluator, models, self.diverged, left, 0 if self.dry else releases)
         name, release = self.setting.algorithm.name, self.last_step.release
         if self.dry or self.setting.last_steps != "auto":
             return notes

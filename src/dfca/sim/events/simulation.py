@@ -72,11 +72,6 @@ class EventSimulation:
                 f"{setting.algorithm.name} chooses its peers by the losses of their models, which no peer in virtual "
                 "time can ask for; run it in rounds, without a world"
             )
-        if setting.privacy is not None:
-            raise ConfigError(
-                "[privacy] counts the rounds of all clients alike, and in virtual time each has its own; run it "
-                "without a world"
-            )
         rounds = options.rounds or (setting.rounds if options.until_s is None else 0)
         if setting.quiet_rounds and not rounds:
             raise ConfigError(

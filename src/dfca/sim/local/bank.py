@@ -56,8 +56,7 @@ class Bank:
     def __init__(self, spec: BankSpec) -> None:
         """Choose the place and reserve the room.
 
-        Raises:
-            ShortOfMemory: for "memory" where the bank does not fit, or a disk that has no room for it.
+        Raises ShortOfMemory for "memory" where the bank does not fit, or a disk that has no room for it.
         """
         (models, *rest), dtype, device, place = spec.shape, spec.dtype, spec.device, spec.place
         self._rest, self._dtype, self._device = tuple(rest), dtype, device

@@ -29,8 +29,8 @@ from dfca.core.algorithm import Choice
 from dfca.core.learning.dense import BatchOrder
 from dfca.core.learning.finetuning import FineTuning
 from dfca.core.learning.images import CentreCrop, Standardise, augmented
+from dfca.core.learning.inputs import Lazy, tensors_of
 from dfca.core.learning.inputs import Samples as Inputs
-from dfca.core.learning.inputs import tensors_of
 from dfca.core.learning.local import (
     Drawn,
     Forward,
@@ -294,7 +294,8 @@ class Engine:
 
     def _work_alone(self, task: LocalTask, position: int, place: int) -> TrainedChunk:
         begin = time.perf_counter()
-        x, y = task.data.of(place)
+        rounds = task.rounds([position])
+        x, y = task.data.of(place, *rounds)
         models = task.bank[:, 0 if task.shared else place]
         looked = self._look_alone(task, position, models, x, y)
         choice = task.choose(position, looked.means, looked.samples[0])
@@ -302,7 +303,6 @@ class Engine:
         begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
         products = task.data.products if self.stacked and self._spans(task.data) else None
-        rounds = task.rounds([position])
         local = LocalRound(x, y, self.local.at(*rounds), rounds, None if products is None else products[place])
         self._train_alone_(vector, local, choice, task.first + place, begun)
         fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
@@ -693,7 +693,7 @@ def make_engine(
     own = None if isinstance(local.optimizer, str) else "an optimiser of your own may not treat numbers one by one"
     if name == "stacked" and (reason := own or why_not_stacked(model, data)):
         raise ConfigError(f'engine "stacked" cannot run this: {reason}; use engine "auto" or "loop"')
-    if name == "threads" and (reason := why_not_threads(model, device)):
+    if name == "threads" and (reason := why_not_threads(model, device, data)):
         raise ConfigError(f'engine "threads" cannot run this: {reason}; use engine "auto" or "loop"')
     if name != "auto":
         return Engine(model, local, seed, name)
@@ -701,17 +701,19 @@ def make_engine(
     pays = model.dense is not None or samples * model.size < STACKED_WORK or device != "cpu"
     if pays and own is None and why_not_stacked(model, data) is None:
         return Engine(model, local, seed, "stacked")
-    if torch.get_num_threads() > 1 and why_not_threads(model, device) is None:
+    if torch.get_num_threads() > 1 and why_not_threads(model, device, data) is None:
         return Engine(model, local, seed, "threads")
     return Engine(model, local, seed, "loop")
 
 
-def why_not_threads(model: FlatModel, device: str) -> str | None:
+def why_not_threads(model: FlatModel, device: str, data: ClientData | None = None) -> str | None:
     """Return why clients cannot be trained in several threads, or None if they can."""
     if device != "cpu":
         return f'threads are for device "cpu", not "{device}"'
     if model.noisy:
         return "its training may draw random numbers (dropout, or layers that dfca does not know)"
+    if data is not None and isinstance(data.x, Lazy):
+        return "samples are read when they are used, and may draw random numbers"
     return None
 
 
@@ -721,6 +723,8 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
         if not isinstance(layer, _STACKABLE):
             return f"{type(layer).__name__} does not batch over clients"
     stacked = data.stacked()
+    if isinstance(data.x, Lazy):
+        return "samples are read when they are used"
     if not isinstance(data.x, Tensor):
         return "samples of several tensors do not stack"
     if stacked is None:

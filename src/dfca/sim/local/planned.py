@@ -114,7 +114,7 @@ class _Planned:
         """Train the models of one client in place: vectors (m, P)."""
         engine, model, place = self.engine, self.engine.model, self.places[position]
         (round,) = self.task.rounds([position])
-        x, y = self.task.data.of(place)
+        x, y = self.task.data.of(place, round)
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]
         for number, (options, frozen) in enumerate(self.stages):

@@ -52,11 +52,7 @@ def threads_of_rank() -> int | None:
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """Join the other ranks, and leave them at the end.
-
-    Raises:
-        RankLost: if they cannot be reached, or do not come.
-    """
+    """Join the other ranks, and leave them at the end. Raises RankLost if they cannot be reached, or do not come."""
     with _watchdog if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         _call(dist.init_process_group, backend, timeout=TIMEOUT)

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from dfca import metrics
+from dfca.base.accountant import epsilon
 from dfca.base.errors import ConfigError
 from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.exchange import is_quiet
-from dfca.core.privacy import protect
-from dfca.core.rng import stream
+from dfca.core.privacy import protect, simulated_noise
 from dfca.core.rules.merging import Plan, merge_
 from dfca.core.rules.turns import unasked
 from dfca.data.clients import ClientData
-from dfca.sim.accountant import epsilon
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
@@ -524,8 +523,8 @@ class Simulation:
             if (privacy := self.setting.privacy) is not None:
                 client = self.members[here[position]]
                 before = self.banks[choice.cluster, 0 if self.shared else here[position]]
-                random = stream(self.setting.seed, "privacy", client, self.round)
-                vector = protect(before, vector, privacy, random)
+                noise = simulated_noise(len(vector), self.setting.seed, client, self.round)
+                vector = protect(before, vector, privacy, noise)
             if sums is not None:
                 if self.start.liars is not None:
                     client = self.members[here[position]]

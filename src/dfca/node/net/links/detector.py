@@ -1,6 +1,6 @@
 """Whether a neighbour is alive, from the gaps between its heartbeats.
 
-    silence allowed = mean + 4 deviations of the gaps, within bounds
+    silence allowed = mean + 4 deviations of the gaps, within bounds; doubled after each false alarm (`FalseAlarms`)
 
 A node that was starved of processor time (a busy machine, a suspended laptop) hears nobody. So time in which its event
 loop did not run does not count as silence (`SteadyClock`).
@@ -8,7 +8,12 @@ loop did not run does not count as silence (`SteadyClock`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+BACK_S = 10.0  # who is back this soon was not dead: keeping the link would have been no worse
+MOST_DOUBLED = 2  # a dead neighbour is noticed within 20 s, whatever its network was like before
+FORGET_S = 600.0  # after the last false alarm
 
 
 class SteadyClock:
@@ -57,6 +62,7 @@ class Detector:
 
     def __init__(self, now: float, least_s: float, most_s: float) -> None:
         self.least_s, self.most_s = least_s, most_s
+        self.doubled = 0  # false alarms about this neighbour
         self.heard = now
         self._gaps = Estimate()
         self._beat: float | None = None
@@ -75,8 +81,39 @@ class Detector:
     @property
     def allowed_s(self) -> float:
         """How long the neighbour may be silent."""
-        return min(self.most_s, max(self.least_s, self._gaps.bound(self.most_s)))
+        return min(self.most_s, max(self.least_s, self._gaps.bound(self.most_s))) * 2.0**self.doubled
 
     def is_dead(self, now: float) -> bool:
         """Return whether it has been silent for too long."""
         return now - self.heard > self.allowed_s
+
+
+class FalseAlarms:
+    """Counts how often members that counted as dead were back at once: a network that stalls for seconds now and then.
+
+    Each doubles the silence that is allowed, as TCP doubles its time-out after each that was too short (RFC 6298, 5.5).
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, float] = {}  # when a link ended in silence, by member
+        self._counted: dict[str, tuple[int, float]] = {}  # how many, and when the last one was
+
+    def end(self, member: str, now: float) -> None:
+        """Note that a link ended in silence."""
+        self._ended[member] = now
+
+    def begin(self, member: str, now: float) -> int:
+        """Note that a member has a link again; returns the false alarms about it that count."""
+        many, last = self._counted.get(member, (0, now))
+        if now - last > FORGET_S:
+            many = 0
+        if now - self._ended.pop(member, -math.inf) <= BACK_S:
+            many = min(MOST_DOUBLED, many + 1)
+            last = now
+        self._counted[member] = many, last
+        return many
+
+    def forget(self, member: str) -> None:
+        """Forget a removed member."""
+        self._ended.pop(member, None)
+        self._counted.pop(member, None)

@@ -1,0 +1,140 @@
+"""Samples that are read when they are used: the same runs, no copies, and augmentations that are drawn anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import dfca
+from dfca.base.errors import ConfigError, DataError
+
+OPTIONS: dict[str, Any] = {"clusters": 2, "rounds": 4, "topology": "complete", "engine": "loop"}
+
+
+def network() -> nn.Module:
+    return dfca.mlp((5,), 3, 4)
+
+
+def write(path: Path, kind: type = np.float32) -> Path:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(6, 20, 5)).astype(kind) if kind is np.float32 else random.integers(0, 256, (6, 20, 5))
+    np.savez(path, x=x.astype(kind), y=random.integers(0, 3, (6, 20)))
+    return path
+
+
+class Shaken(Dataset[Any]):
+    """A random augmentation in a Dataset; `reads` counts what is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        Shaken.reads += 1
+        return torch.full((5,), float(index)) + torch.rand(5), index % 3
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto", "fedem", "fedavg"])
+def test_runs_on_mapped_files_are_those_on_arrays(tmp_path: Path, algorithm: str, kind: type) -> None:
+    path = write(tmp_path / "x.npz", kind)
+    mapped, read = dfca.map_npz(path), np.load(path)
+    assert all(np.array_equal(mapped[name], read[name]) for name in ("x", "y"))
+    assert not mapped["x"].flags.owndata
+    lazy, kept = (dfca.split_from((data["x"], data["y"]), lazy=lazy) for data, lazy in ((mapped, True), (read, False)))
+    assert (lazy.train.nbytes, lazy.test.nbytes) == (0, 0)
+    assert repr(lazy) == repr(kept)
+    assert lazy.train.x.dtype == kept.train.x.dtype
+    options = {**OPTIONS, "clusters": "auto" if algorithm == "dfca-auto" else 2}
+    runs = [dfca.simulate(network, split, algorithm, **options) for split in (lazy, kept)]
+    torch.testing.assert_close(runs[0].banks, runs[1].banks)  # dfca-auto judges several clients in one call
+    assert runs[0].score == runs[1].score
+    late = [dfca.simulate(network, split, algorithm, **options, world="ideal") for split in (lazy, kept)]
+    torch.testing.assert_close(late[0].banks, late[1].banks)
+
+
+def test_an_augmentation_is_drawn_anew_in_every_round_and_replayed() -> None:
+    split = dfca.split_from([Shaken()] * 4, lazy=True)
+    here = [split.train.of(1, round)[0] for round in (-1, 0, 0, 1)]
+    assert not torch.equal(here[0], here[1])
+    assert torch.equal(here[1], here[2])
+    assert not torch.equal(here[2], here[3])
+    assert not torch.equal(here[1], split.train.of(2, 0)[0])
+    before = torch.random.get_rng_state()
+    runs = [dfca.simulate(network, split, "dfca-gi", **OPTIONS) for _ in range(2)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(runs[0].banks, runs[1].banks)
+    Shaken.reads = 0
+    dfca.simulate(network, split, "dfca-gi", **{**OPTIONS, "rounds": 1, "evaluate_every": 1})
+    few = Shaken.reads
+    Shaken.reads = 0
+    dfca.simulate(network, split, "dfca-gi", **{**OPTIONS, "rounds": 3, "evaluate_every": 3})
+    assert Shaken.reads == few + 2 * split.train.of(0)[1].numel() * 4
+    with pytest.warns(dfca.DfcaWarning, match=r"read anew in every round: split_from\(..., lazy=True\)"):
+        dfca.split_from([Shaken()] * 4)
+
+
+def test_parts_of_lazy_samples_are_lazy() -> None:
+    data = dfca.split_from([Shaken()] * 4, lazy=True).train
+    part = data.subset([2, 0])
+    assert part.nbytes == 0
+    assert torch.equal(part.of(0)[0], data.of(2)[0])
+    assert torch.equal(part.of(1)[1], data.of(0)[1])
+    assert data.subset([]).clients == 0
+    assert data.to("cpu", torch.float64).of(0)[0].dtype == torch.float64
+    assert len(data.x[:0].now(0)) == 0
+
+
+@pytest.mark.parametrize("engine", ["stacked", "threads"])
+def test_other_engines_are_refused(engine: str) -> None:
+    with pytest.raises(ConfigError, match="samples are read when they are used"):
+        dfca.simulate(network, dfca.split_from([Shaken()] * 4, lazy=True), "dfca-gi", **{**OPTIONS, "engine": engine})
+    assert dfca.simulate(
+        network, dfca.split_from([Shaken()] * 4, lazy=True), "dfca-gi", **{**OPTIONS, "engine": "auto"}
+    )
+
+
+class Growing(Shaken):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(1 + index), 0
+
+
+PAIR = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
+WRONG = {
+    "shapes": (Growing(), "samples must have equal shapes, client 0 has"),
+    "numbers": ((np.full((4, 2), np.nan), PAIR[1]), "has NaN or infinity in its samples"),
+    "counts": ((PAIR[0], PAIR[1][:3]), "4 samples but 3 labels"),
+    "labels": ((PAIR[0], np.ones((4, 2), np.int64)), "labels of shape"),
+    "fractions": ((PAIR[0], np.ones(4)), "labels of client 0"),
+    "kind": (7, "client 0 .*is a int"),
+    "several": ([((PAIR[0][0], PAIR[0][0]), 0)] * 3, "several tensors"),
+    "empty": ((PAIR[0][:0], PAIR[1][:0]), "client 0 has no training samples"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_read_is_refused_in_a_sentence(what: str) -> None:
+    client, sentence = WRONG[what]
+    with pytest.raises(DataError, match=sentence):
+        dfca.Split.of_clients([client], [PAIR], lazy=True)
+
+
+def test_files_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "small.npz", x=np.zeros(3))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    (tmp_path / "text.npz").write_text("no")
+    for name, sentence in (
+        ("small", "is compressed; write it by numpy.savez"),
+        ("objects", "holds objects"),
+        ("text", "not a zip"),
+        ("none", "No such file"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            dfca.map_npz(tmp_path / f"{name}.npz")
