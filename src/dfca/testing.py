@@ -36,7 +36,7 @@ from dfca.core.rules.merging import (
     total,
 )
 from dfca.core.rules.personal import SWEEPS, average, pick, plain, release_round
-from dfca.core.rules.surveys import LAG, Schedule, is_settled
+from dfca.core.rules.surveys import LAG, Schedule
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.selection import candidates_of
@@ -241,7 +241,7 @@ class SurveyedClients:
             ):
                 share = share_of(heard.followers[place], heard.followers[slots.index(partners[place])])
                 observations.append(self._observe(states[i], i, said.follows, partners[place], share))
-        return decide(heard, total(slots, observations), partners, self.schedule.options, setting.clusters)
+        return decide(heard, total(slots, observations), partners, self.schedule.options)
 
     def _opinion(self, state: ClientState, i: int, slots: Sequence[int]) -> Opinion:
         follows, known = -1 if state.assignment is None else state.assignment, self.losses.get(i)
@@ -265,7 +265,7 @@ class SurveyedClients:
         states = [state.merged(next(plan for part, plan in plans if i in part)) for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
         merged = any(plan.merges for _, plan in plans)
-        self.schedule = self.schedule.after(now, merged, (), is_settled(left, self.setting.clusters))
+        self.schedule = self.schedule.after(now, merged, (), left)
         if self.schedule.over:
             self.clients = self._later
             orders = [order_of(len(state.bank), state.closed) for state in states]

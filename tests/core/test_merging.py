@@ -135,7 +135,7 @@ def test_a_cluster_is_left_alone_while_the_losses_of_a_quarter_of_its_followers_
         said = [*alike(0, 0, 0, 1, 2, k=3), *alike(*[0] * many, unfit=True, k=3)]
         heard, *_ = ask(range(3), said)
         assert (alone := unsettled(heard)) == ({0} if many == 2 else set())
-        assert unsettled(heard, quiet=1) == unsettled(heard, clusters=2) == set()  # not twice, and a number is reached
+        assert unsettled(heard, quiet=1) == set()  # not twice
         assert heard.unfit == (many, 0, 0)
         assert [merge[:2] for merge in decide(*ask(range(3), said, alone), OPTIONS).merges] == pairs
 
@@ -166,22 +166,10 @@ def test_only_pairs_without_a_cluster_in_common_are_merged_at_once() -> None:
     assert [merge[:2] for merge in decide(*ask(range(4), alike(*range(4))), OPTIONS).merges] == [(0, 1), (2, 3)]
 
 
-def test_a_given_number_of_clusters_is_reached_and_kept() -> None:
-    rows = [tuple(0.1 if i == j else 0.5 + 0.1 * abs(i - j) for i in range(4)) for j in range(4)]
-    apart = [(Opinion(j, 20, rows[j]), Observation(j, differ(0.1, 0.6), 0.1)) for j in range(4)]
-    survey = ask(range(4), apart)
-    assert decide(*survey, OPTIONS) == Plan()
-    plan = decide(*survey, OPTIONS, clusters=2)
-    assert [merge[:2] for merge in plan.merges] == [(0, 1)]  # one only: all are worth their data
-    same = ask(range(4), alike(*range(4)))
-    assert decide(*survey, OPTIONS, clusters=2, grown=True) == Plan()  # a by-election has found one more
-    assert len(decide(*same, OPTIONS, clusters=3, grown=True).closed) == 1  # but not worth its data, it is merged
-    assert len(decide(*same, OPTIONS, clusters=2).closed) == 2
-    assert len(decide(*same, OPTIONS, clusters=3).closed) == 1
-    assert decide(*same, OPTIONS, clusters=4) == Plan()
-    deserted = ask(range(4), alike(0))
-    assert decide(*deserted, OPTIONS, clusters=3) == Plan((), (3,))
-    assert decide(*deserted, OPTIONS) == Plan((), (1, 2, 3))
+def test_one_cluster_is_left_where_others_have_no_followers() -> None:
+    assert decide(*ask(range(4), alike(0)), OPTIONS) == Plan((), (1, 2, 3))
+    assert decide(*ask(range(4), alike(2)), OPTIONS) == Plan((), (0, 1, 3))
+    assert decide(*ask(range(4), []), OPTIONS) == Plan((), (1, 2, 3))
 
 
 NUMBERS = st.floats(-1e9, 1e9) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -210,17 +198,16 @@ def summed(parts: list[Any], random: Any) -> Any:
 
 
 @settings(max_examples=60, deadline=None)
-@given(crowds(), st.randoms(use_true_random=False), st.none() | st.integers(1, 5))
-def test_any_tree_of_sums_decides_alike(crowd: tuple, random: object, clusters: int | None) -> None:
+@given(crowds(), st.randoms(use_true_random=False))
+def test_any_tree_of_sums_decides_alike(crowd: tuple, random: object) -> None:
     slots, said = crowd
     heard, survey, partners = ask(slots, said)
     assert summed([count_opinion(slots, opinion) for opinion, _ in said] + [poll(slots, ())], random) == heard
     assert summed([count(slots, seen) for _, seen in said] + [total(slots, ())], random) == survey
     for place, partner in enumerate(partners):
         assert partner == NOBODY or partners[slots.index(partner)] == slots[place] != partner
-    plan = decide(heard, survey, partners, OPTIONS, clusters)
-    left = len(slots) - len(plan.closed)
-    assert left >= min(len(slots), clusters or 1)
+    plan = decide(heard, survey, partners, OPTIONS)
+    assert len(plan.closed) < len(slots)
     assert len(set(plan.closed)) == len(plan.closed)
     for merge in plan.merges:
         assert merge.into not in plan.closed
@@ -300,7 +287,6 @@ def test_clusters_are_not_merged_where_their_average_is_worse() -> None:
         assert harms(*survey)[0, 1] == pytest.approx(harm, abs=1e-6)
         assert worths(*survey)[0, 1] == 0
         assert bool(decide(*survey, MergeOptions()).merges) is merged
-        assert decide(*survey, MergeOptions(), clusters=1).merges  # where a number is given it is reached
 
 
 def test_the_larger_cluster_counts_more_in_the_harm_and_who_has_no_vote_not_at_all() -> None:
@@ -426,8 +412,6 @@ def finish(setting: Setting) -> tuple[Simulation, list[dict]]:
 
 WORLDS = {
     "k unknown": {},
-    "k given": {"clusters": 2},
-    "k given, more than are worth it": {"clusters": 3},
     "loop": {"engine": "loop", "graph": nx.cycle_graph(12)},
     "uneven, half of the clients": {
         "split": make_toy_split(12, samples=[3, 30, 25, 20, 30, 12, 30, 9, 30, 30, 22, 4]),
@@ -438,7 +422,7 @@ WORLDS = {
 }
 
 
-SLOW = ("k given, more than are worth it", "loop", "batches")
+SLOW = ("loop", "batches")
 """Worlds that differ from others by one option; other tests see to it."""
 
 
@@ -452,12 +436,10 @@ def test_rounds_equal_lockstep(world: str) -> None:
     assert merging is not None
     assert merging.over
     assert simulation.start.held is None  # the last rounds train on all samples
-    assert any(line["merged"] for line in rows[-1]["merges"]) or world not in ("k unknown", "k given")
+    assert any(line["merged"] for line in rows[-1]["merges"]) or world != "k unknown"
     assert [tuple(closed.nonzero()[:, 0].tolist()) for closed in merging.closed.T] == [state.closed for state in states]
     assert simulation.assignments.tolist() == [-1 if s.assignment is None else s.assignment for s in states]
     torch.testing.assert_close(simulation.banks, stack(states), rtol=1e-9, atol=1e-11)
-    if setting.clusters is not None:
-        assert rows[-1]["models"] == setting.clusters
 
 
 def test_two_rules_are_found_whatever_was_opened() -> None:
@@ -472,6 +454,9 @@ def test_two_rules_are_found_whatever_was_opened() -> None:
     plain = Simulation(make_world(rounds=11))  # too few rounds for surveys: the verdict decides
     assert plain.merging is None
     assert plain.start.held is None
+    given = Simulation(make_world(clusters=3))
+    assert len(given.elections[0].centres) == given.models == 3
+    assert given.merging is None
 
 
 def test_stop_and_resume_is_bit_identical() -> None:

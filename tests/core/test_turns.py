@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dfca.core.method import MergeOptions
-from dfca.core.rules.turns import Seats, Standing, call_seats, next_slot, opening, standing, start_seats
+from dfca.core.rules.turns import Seats, Standing, call_seats, next_slot, standing, start_seats, unasked
 
 
 def test_a_start_has_the_seats_asked_for_or_what_verdicts_may_open() -> None:
@@ -12,12 +12,9 @@ def test_a_start_has_the_seats_asked_for_or_what_verdicts_may_open() -> None:
     assert start_seats(None, most=8, unasked=9) == Seats(9, unasked=9)
 
 
-def test_where_clusters_are_merged_later_more_are_opened_than_asked_for() -> None:
-    merging = MergeOptions(opens=4)
-    assert opening(None, None, 12) == (None, 0)
-    assert opening(3, merging, 12) == (None, 4)
-    assert opening(3, merging, 9) == (3, 0)  # nine clients open three, as many as asked for
-    assert opening(None, merging, 2) == (None, 2)
+def test_where_clusters_are_merged_later_more_are_opened_than_needed() -> None:
+    assert unasked(None, 12) == 0
+    assert [unasked(MergeOptions(opens=4), voters) for voters in (2, 9, 12, 15)] == [2, 3, 4, 4]
 
 
 def test_a_by_election_fills_lost_and_closed_clusters_first() -> None:

@@ -17,7 +17,6 @@ from dfca.peer.records.lineage import (
     Lineage,
     clusters_of,
     digest_of,
-    has_grown,
     is_entry,
     is_lineage,
     layout_of,
@@ -115,7 +114,6 @@ def test_which_clusters_a_longer_lineage_has_opened() -> None:
 
 def test_what_a_lineage_says_of_surveys() -> None:
     first, later = START, Entry(4, 0, 9, 0, 8, (2,))
-    assert [has_grown(lineage) for lineage in ((), (first,), (first, QUIET), (first, later))] == [False] * 3 + [True]
     for entries, quiet in (((), 0), ((QUIET,), 1), ((QUIET, EMPTIED), 2), ((QUIET, MERGED), 0), ((MERGED, QUIET), 1)):
         assert quiet_surveys((first, *entries)) == quiet
     assert quiet_surveys((first, QUIET, later, QUIET)) == 1

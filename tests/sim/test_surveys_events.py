@@ -9,10 +9,11 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from event_runs import assert_identical, assert_same, lineages, run
+from event_runs import assert_identical, assert_same, lineages, run, through_disk
 from merge_worlds import make_world
 from toy import make_toy_split
 
+from dfca.base.errors import ConfigError
 from dfca.core.method import MergeOptions
 from dfca.core.rules.merging import Merge, Plan
 from dfca.peer.peer import Peer
@@ -22,6 +23,7 @@ from dfca.peer.state import State
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, Link, Partition, World
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 
@@ -32,7 +34,7 @@ def small(**changes: Any) -> Setting:
 
 WORLDS: dict[str, dict[str, Any]] = {
     "k unknown": {},
-    "k given": {"clusters": 2, "aggregation": "sequential"},
+    "sequential": {"aggregation": "sequential"},
     "ring, uneven": {
         "graph": nx.cycle_graph(12),
         "split": make_toy_split(12, samples=[60, 60, 50, 40, 60, 24, 60, 18, 60, 60, 44, 24]),
@@ -50,13 +52,11 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert result.records["survey"] % 12 == 0 < result.records["survey"]
     assert result.banks.shape[0] == 2
     left = "dfca-auto opened 4 clusters and merged those that are not worth their data: 2 are left"
-    assert (left in simulation.notes) == (setting.clusters is None)
+    assert left in simulation.notes
 
 
-def test_parts_too_small_to_open_more_clusters_than_asked_for_elect_as_many_and_survey_none() -> None:
-    parts = nx.disjoint_union(nx.cycle_graph(6), nx.cycle_graph(6))
-    setting = small(graph=parts, clusters=3)
-    assert setting.merging is not None  # twelve clients together could open four
+def test_where_a_number_of_clusters_is_given_as_many_are_elected_and_none_is_surveyed() -> None:
+    setting = small(clusters=3)
     result = EventSimulation(setting).run()
     assert_same(setting, result)
     assert result.banks.shape[0] == 3
@@ -85,6 +85,9 @@ def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_it
     assert len(result.banks) == 3  # the by-election's stays, whatever was asked for
     ((*entries,),) = lineages(simulation)
     by_election = next(place for place, entry in enumerate(entries) if place and not entry.is_survey)
+    if clusters is not None:
+        assert len(entries) == 2  # no survey
+        return
     before = entries[by_election - 1]  # it left alone the clusters that were about to change
     assert before.last if drift == 16 else not before.changes
     assert entries[-1].last
@@ -193,6 +196,16 @@ def test_stop_in_the_middle_of_a_survey_and_resume_is_bit_identical(until: str) 
 
 
 SLOW_LINKS = World(Compute(background=0.2), Link(0.5))
+
+
+def test_a_checkpoint_with_more_clusters_than_asked_for_is_refused() -> None:
+    setting = small()
+    setting = replace(setting, algorithm=replace(setting.algorithm, revives=True))
+    for driver in (Simulation, EventSimulation):
+        stopped, asked = driver(setting), driver(replace(setting, clusters=2))
+        stopped.step()
+        with pytest.raises(ConfigError, match="election opened 4 clusters where 2 are asked for, to merge some later"):
+            asked.restore(*through_disk(*stopped.state()))
 
 
 # What a lineage says of clusters.

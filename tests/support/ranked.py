@@ -50,7 +50,10 @@ def worlds() -> dict[str, Setting]:
         "k unknown": ("dfca-auto", {"clusters": None, "split": make_toy_split(clients=12, samples=40), "rounds": 3}),
         "drift": ("dfca-auto", {"drift": drift, "split": make_toy_split(clusters=3)}),
         "merging": ("dfca-auto", {"clusters": None, "split": make_toy_split(clients=12, samples=30)}),
-        "merging in parts": ("dfca-auto", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn}),
+        "merging in parts": (
+            "dfca-auto",
+            {"clusters": None, "split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn},
+        ),
         "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
         "disk": ("dfca-li", {"bank": "disk", **three}),
         "crops": (

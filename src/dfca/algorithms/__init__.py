@@ -70,7 +70,7 @@ OPTIONS: dict[str, str] = {
     "support": "clients that a new centre must help, its own included",
     "patience": "rejected candidates in a row that end the election",
     "most": "largest number of clusters that the clients open where k is not given",
-    "merge": "open more clusters than needed and merge those that are not worth their data; "
+    "merge": "where k is not given, open more clusters than needed and merge those that are not worth their data; "
     "false: the election's verdict decides alone",
     "momentum": "of the local steps; not set: local.momentum",
     "finetune_epochs": "passes over its data by which a client fine-tunes its mixture before it is scored",

@@ -54,8 +54,8 @@ def dfca_auto(
     """Ours, recommended: elected starts, k found by the clients, relays, revival, momentum, a personal last step.
 
     k is found where it is not given, and models are relayed on sparse graphs (docs/beyond.md).
-    merge: open more clusters than needed and merge those that are not worth their data; False: the election's verdict
-    decides alone. warmup_momentum: 20 steps with 0.9 go about as far as 50 without.
+    merge: where k is not given, open more clusters than needed and merge those that are not worth their data; False:
+    the election's verdict decides alone. warmup_momentum: 20 steps with 0.9 go about as far as 50 without.
     """
     options = ElectionOptions(warmup_steps, level, support, patience, most, warmup_momentum=warmup_momentum)
     return Algorithm(

@@ -17,6 +17,7 @@ from dfca.core.method import LocalOptions, MergeOptions, Method
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.personal import SWEEPS
 from dfca.core.rules.staleness import Staleness
+from dfca.core.rules.surveys import merging_of
 from dfca.core.state import is_finite
 from dfca.faults.bad_input import corrupt, garble, lie
 from dfca.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
@@ -58,6 +59,7 @@ STEPS = {
     "merges": 60,
 }
 """By kind of fault, the steps allowed to recover from it; 2,100 worlds took two thirds of that at most."""
+MERGING = MergeOptions(opens=4, first=3, every=2, steps=1)
 TRIES = 30
 """A link breaks after losing a message this often in a row."""
 
@@ -165,7 +167,7 @@ class FaultRun:
                 staleness=_staleness(world.staleness),
                 election=ElectionOptions(warmup_steps=2, patience=2, most=max(5, world.clusters or 0)),
                 revives=world.algorithm == "dfca-auto",
-                merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,
+                merging=merging_of(MERGING if world.merges else None, None, world.clusters),
                 personal="auto" if world.rounds else 0,
             ),
             join_s=5.0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 from dfca.core.rules.merging import JUDGED, Opinion
-from dfca.core.rules.surveys import LAG, is_settled, is_too_late, wait_after
+from dfca.core.rules.surveys import LAG, is_too_late, wait_after
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
 from dfca.peer.records.lineage import Entry, Lineage, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
@@ -104,7 +104,7 @@ class Surveys(Part):
         if at.bank is None:
             return True
         ended = bool(entries) and entries[-1].last
-        return not ended and not is_settled(len(at.bank) - len(at.copies.closed), options.clusters)
+        return not ended and len(at.open_clusters) > 1
 
     def is_due(self, at: PeerView) -> bool:
         """Return whether to begin a survey after this round."""

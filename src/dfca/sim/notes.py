@@ -61,21 +61,9 @@ def notes_of(
 ) -> tuple[str, ...]:
     """List the notes of a simulation, one sentence each.
 
-    <<<<<<< HEAD
-        models: how many a client keeps; diverged: the clients at which an update was not finite; left: how many clusters
-        merging has left, 0 before its last survey, None without merging.
-    =======
-        Args:
-            start: what the simulation started from.
-            evaluator: which clients had a high loss.
-            models: how many a client keeps.
-            diverged: the clients at which an update was not finite.
-            left: how many clusters merging has left, 0 before its last survey, None without merging.
-            releases: how often a client sends at most, 0 if that is unknown; None: in every round.
-
-        Returns:
-            One sentence each.
-    >>>>>>> h29
+    models: how many a client keeps; diverged: the clients at which an update was not finite; left: how many clusters
+    merging has left, 0 before its last survey, None without merging; releases: how often a client sends at most, 0 if
+    that is unknown, None: in every round.
     """
     return (
         *start.setting.split.notes,
@@ -90,7 +78,7 @@ def notes_of(
 
 def _of_clusters(start: Start, models: int, left: int | None) -> Iterator[str]:
     setting, algorithm = start.setting, start.setting.algorithm
-    if left is not None and setting.clusters is None:
+    if left is not None:
         if not left:
             return
         yield (

@@ -264,14 +264,28 @@ class Setting(MixingOptions):
             return 0
         return self.algorithm.personal_steps if self.personal_steps is None else self.personal_steps
 
+    def check_opened(self, opened: int) -> None:
+        """Refuse a checkpoint of version 0.2, which opened more clusters than asked for and merged them later.
+
+        Args:
+            opened: How many its election has opened.
+
+        Raises:
+            ConfigError: With both numbers.
+        """
+        if self.clusters is not None and opened > self.clusters:
+            raise ConfigError(
+                f"the checkpoint's election opened {opened} clusters where {self.clusters} are asked for, to merge "
+                f"some later, which this version does not; begin anew with --no-resume"
+            )
+
     @property
     def merging(self) -> MergeOptions | None:
         """How clusters are merged.
 
-        None where they are not: by the algorithm, with too few rounds, or where no more clusters can be opened than
-        asked for. Then the verdict of the election decides.
+        None where they are not: by the algorithm, with too few rounds, or where their number is given.
         """
-        return merging_of(self.algorithm.merging, self.rounds, self.clusters, self.clients)
+        return merging_of(self.algorithm.merging, self.rounds, self.clusters)
 
     @property
     def quiet_from(self) -> int | None:

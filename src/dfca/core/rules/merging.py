@@ -38,9 +38,9 @@ what is merged must also be no worse than what it replaces: a pair with harm_ab 
 
 Pairs with a worth below `worth` are merged, the smallest first; a cluster without followers is closed. A cluster is
 unsettled, and has no partner, while the losses of many of its followers have just risen (`rules.revival`): a
-distribution has changed, and clusters that are to differ look alike at first. Where the number of clusters is given
-they are merged down to it, until a by-election opens one more. Merging needs no message beyond the survey: every client
-replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
+distribution has changed, and clusters that are to differ look alike at first. Where the number of clusters is given,
+exactly as many are elected, and none is merged. Merging needs no message beyond the survey: every client replaces
+theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
 chosen, trained or sent. `rules.surveys` says when surveys are held; after the last one the clusters that are left are
 numbered anew, without gaps; a later election may open others. Until then a client chooses its cluster by its held-out
 samples: what a model has learned by heart of its other ones keeps a client where it is, right or wrong.
@@ -267,44 +267,34 @@ def decide(
     survey: Survey,
     partners: Sequence[int],
     options: MergeOptions,
-    clusters: int | None = None,
-    grown: bool = False,
 ) -> Plan:
     """Decide what becomes of the clusters that are open.
-
-    Where more than `clusters` are left, and all pairs are worth their data, the one that is worth least is merged, of
-    pairs that merging does not harm if there are some; only that one, because the worth of what comes of it is unknown.
 
     Args:
         heard: What all clients said in the poll.
         survey: What the observers said.
         partners: Of what (`pair_up`).
         options: How clusters are merged.
-        clusters: How many shall be left; None: as many as are worth it.
-        grown: A by-election has opened a cluster since, which need not be merged for the number's sake.
     """
-    room = len(heard.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, followers in zip(heard.slots, heard.followers, strict=True) if not followers]
-    empty = empty[len(empty) - max(0, min(room, len(empty))) :]
-    room -= len(empty)
+    if len(empty) == len(heard.slots):  # one is left
+        empty = empty[1:]
     samples = dict(zip(heard.slots, heard.samples, strict=True))
     harm = harms(heard, survey, partners)
-    ranked = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(heard, survey, partners).items())
-    merges: list[Merge] = []
-    for harmed, worth, (a, b) in ranked:
-        forced = clusters is not None and not grown and not merges
-        if len(merges) >= room or ((harmed or worth >= options.worth) and not forced):
-            break
-        merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
+    ranked = sorted((worth, pair) for pair, worth in worths(heard, survey, partners).items() if harm[pair] < HARM)
+    merges = (
+        Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth)
+        for worth, (a, b) in ranked
+        if worth < options.worth
+    )
     return Plan(tuple(merges), tuple(empty))
 
 
-def unsettled(heard: Poll, clusters: int | None = None, quiet: int = 0) -> set[int]:
-    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached, or
-    the survey before has merged nothing."""
+def unsettled(heard: Poll, quiet: int = 0) -> set[int]:
+    """List the clusters with many followers whose loss has risen; none where the survey before has merged nothing."""
     counts = zip(heard.slots, heard.unfit, heard.followers, strict=True)
     many = {slot for slot, unfit, followers in counts if unfit >= max(FEWEST_UNFIT, UNFIT * followers)}
-    return many if clusters is None and not quiet else set()
+    return set() if quiet else many
 
 
 def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:

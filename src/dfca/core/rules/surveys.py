@@ -19,29 +19,19 @@ LAG = 1  # rounds from the beginning of a survey, or a by-election, until it tak
 QUIET = 2  # surveys in a row that merge nothing before no more are held: the second asks about other pairs
 
 
-def merging_of(
-    options: MergeOptions | None, rounds: int | None, clusters: int | None, clients: int | None = None
-) -> MergeOptions | None:
-    """Return how clusters are merged in a run: None where they are not, and the verdicts of the election decide.
+def merging_of(options: MergeOptions | None, rounds: int | None, clusters: int | None) -> MergeOptions | None:
+    """Return how clusters are merged in a run: None where they are not, and the election decides alone.
 
-    Clusters are merged where the algorithm does, where half of the rounds come after the first survey, and where the
-    election can open more clusters than are asked for.
+    Clusters are merged where the algorithm does, where half of the rounds come after the first survey, and where no
+    number of clusters is asked for.
 
     Args:
         options: How the algorithm merges clusters, if it does.
         rounds: How many rounds there are; None: there is no last one.
         clusters: The number of clusters asked for; None: as many as are worth their data.
-        clients: How many clients there are; None: it may grow, as in a swarm.
     """
-    if options is None or (rounds is not None and rounds < 2 * options.first):
-        return None
-    opened = options.opens if clients is None else options.opened(clients)
-    return None if is_settled(opened, clusters) else options
-
-
-def is_settled(left: int, clusters: int | None) -> bool:
-    """Return whether nothing is left to merge among `left` clusters, of which `clusters` are asked for."""
-    return left <= (clusters or 1)
+    short = rounds is not None and options is not None and rounds < 2 * options.first
+    return None if short or clusters is not None else options
 
 
 def is_too_late(now: int, rounds: int) -> bool:
@@ -76,10 +66,10 @@ class Schedule:
         """Return whether a survey is held after `now` rounds."""
         return not self.over and self.due <= now and not is_too_late(now, self.rounds)
 
-    def after(self, now: int, merged: bool, alone: Collection[int], settled: bool) -> Schedule:
-        """Return the schedule after a survey that took effect after `now` rounds; settled: nothing is left to merge."""
+    def after(self, now: int, merged: bool, alone: Collection[int], left: int) -> Schedule:
+        """Return the schedule after a survey that took effect after `now` rounds; left: the clusters that are open."""
         quiet = 0 if merged else self.quiet + 1
-        over = settled or is_last(now, quiet, alone, self.options, self.rounds)
+        over = left == 1 or is_last(now, quiet, alone, self.options, self.rounds)
         return replace(self, due=now + wait_after(quiet, self.options), quiet=quiet, over=over)
 
     def reopened(self, now: int) -> Schedule:

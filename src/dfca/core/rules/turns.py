@@ -34,16 +34,12 @@ def start_seats(clusters: int | None, most: int, unasked: int = 0) -> Seats:
     """Return the seats of the election of a start: `clusters`, or where that is None as many as verdicts open."""
     if clusters is None:
         return Seats(max(most, unasked), unasked=unasked)
-    return Seats(clusters, asked=True, unasked=unasked)
+    return Seats(clusters, asked=True)
 
 
-def opening(clusters: int | None, merging: MergeOptions | None, voters: int) -> tuple[int | None, int]:
-    """Return (clusters, unasked) of the election of a start by `voters` clients.
-
-    Where clusters are merged later, more are opened than asked for, without a vote.
-    """
-    opened = 0 if merging is None else merging.opened(voters)
-    return (None, opened) if opened > (clusters or 1) else (clusters, 0)
+def unasked(merging: MergeOptions | None, voters: int) -> int:
+    """Return the centres that `voters` clients accept without a vote: more than needed where they are merged later."""
+    return 0 if merging is None else merging.opened(voters)
 
 
 def call_seats(lost: Collection[int], closed: Collection[int], clusters: int, most: int) -> Seats:

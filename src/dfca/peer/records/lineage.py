@@ -139,11 +139,6 @@ def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None
     return tuple(sorted({slot for entry in since for slot in entry.slots}))
 
 
-def has_grown(lineage: Lineage) -> bool:
-    """Return whether a by-election has opened a cluster after the first election."""
-    return any(not entry.is_survey for entry in lineage[1:])
-
-
 def quiet_surveys(lineage: Lineage) -> int:
     """Count the surveys at the end of a lineage that merged nothing, in a row."""
     merged = (not entry.is_survey or bool(entry.merges) for entry in reversed(lineage))

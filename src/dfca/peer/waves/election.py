@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dfca.core.method import MergeOptions
 from dfca.core.rules.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
-from dfca.core.rules.turns import next_slot, opening
+from dfca.core.rules.turns import next_slot, unasked
 from dfca.core.state import is_finite
 from dfca.peer.records.lineage import Entry, Lineage, digest_of, shared_length
 from dfca.peer.records.messages import (
@@ -286,8 +286,8 @@ class Election(Wave):
 
     def _after(self, log: list[Turn]) -> Standing:
         """Read a log. Where clusters are merged later, more are opened than needed: as many as there are peers for."""
-        clusters, unasked = opening(self.clusters, None if self.call else self.merging, self.voters)
-        return standing(log, clusters, self.call, replace(self.options.among(self.voters), unasked=unasked))
+        many = unasked(None if self.call else self.merging, self.voters)
+        return standing(log, self.clusters, self.call, replace(self.options.among(self.voters), unasked=many))
 
     @property
     def _models(self) -> list[Tensor]:

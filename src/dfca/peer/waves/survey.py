@@ -36,8 +36,8 @@ from dfca.core.rules.merging import (
     total,
     unsettled,
 )
-from dfca.core.rules.surveys import LAG, Schedule, is_settled
-from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys
+from dfca.core.rules.surveys import LAG, Schedule
+from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.waves.wave import Wave
 
@@ -123,11 +123,8 @@ class SurveyWave(Wave):
             self._give_up()
             return
         self.polled = counted.poll
-        partners = pair_up(self.polled, self._alone(self.polled), quiet_surveys(self.base))
-        self._ask(self.polled.followers, partners)
-
-    def _alone(self, polled: Poll) -> set[int]:
-        return unsettled(polled, None if has_grown(self.base) else self.clusters, quiet_surveys(self.base))
+        quiet = quiet_surveys(self.base)
+        self._ask(self.polled.followers, pair_up(self.polled, unsettled(self.polled, quiet), quiet))
 
     @property
     def _electorate(self) -> int:
@@ -171,13 +168,13 @@ class SurveyWave(Wave):
 
     def _decide(self, polled: Poll, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
-        plan = decide(polled, said, self.partners, self.merging, self.clusters, has_grown(self.base))
+        plan = decide(polled, said, self.partners, self.merging)
         if sum(polled.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
-        settled = is_settled(len(self.slots) - len(plan.closed), self.clusters)
-        effect = self.round + LAG
-        schedule = Schedule(self.merging, self.rounds, effect, quiet_surveys(self.base))
-        last = schedule.after(effect, bool(plan.merges), self._alone(polled), settled).over
+        effect, quiet = self.round + LAG, quiet_surveys(self.base)
+        schedule = Schedule(self.merging, self.rounds, effect, quiet)
+        left = len(self.slots) - len(plan.closed)
+        last = schedule.after(effect, bool(plan.merges), unsettled(polled, quiet), left).over
         slots = layout_of(self.base).changed_by(plan, last)
         voters = super()._count().size
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)

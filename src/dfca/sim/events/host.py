@@ -426,6 +426,8 @@ class PeerHost:
             if fields is not None:
                 peer = self._make(i)
                 peer.restore(fields)
+                if isinstance(peer, Peer) and peer.lineage:
+                    self.pool.setting.check_opened(len(peer.lineage[0].slots))
                 self._drain(i, peer)
         self.ahead = {
             i: Done(i, peer.job, result, call)

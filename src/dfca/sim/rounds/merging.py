@@ -31,7 +31,7 @@ from dfca.core.rules.merging import (
     total,
     unsettled,
 )
-from dfca.core.rules.surveys import LAG, Schedule, is_settled
+from dfca.core.rules.surveys import LAG, Schedule
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
@@ -61,8 +61,7 @@ class SurveyRounds:
         self.closed = torch.zeros(max(centres), start.setting.clients, dtype=torch.bool)  # (m, N), alike within a part
         for part, many in zip(parts, centres, strict=True):
             self.closed[many:, list(part)] = True
-        self.schedule = Schedule(options, start.setting.rounds, options.first, over=self._settled())
-        self.grown = torch.zeros(start.setting.clients, dtype=torch.bool)  # (N,): a by-election has opened a cluster
+        self.schedule = Schedule(options, start.setting.rounds, options.first, over=self._left() == 1)
         self.pending: Pending | None = None  # the survey that is yet to take effect
         self.losses = self._unknown()  # (N, m): what clients last chose by, NaN before
         self.log: list[dict[str, Any]] = []  # the surveys of the first part
@@ -117,19 +116,17 @@ class SurveyRounds:
         Returns:
             How many numbers were sent.
         """
-        setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
+        plans, scalars, alone = [], 0, set[int]()
         heard = self._poll(assignments, unfit)
         partners = []
-        for part, said in zip(self.parts, heard, strict=True):
-            clusters = None if self.grown[part[0]] else setting.clusters
-            alone |= (left := unsettled(said, clusters, self.schedule.quiet))
+        for said in heard:
+            alone |= (left := unsettled(said, self.schedule.quiet))
             partners.append(pair_up(said, left, self.schedule.quiet))
         observed = self._observe(banks, assignments, heard, partners, now)
         for number, (part, said) in enumerate(zip(self.parts, heard, strict=True)):
             observations = (Observation(int(assignments[i]), *observed[i]) for i in part if i in observed)
             survey = total(said.slots, observations)
-            grown = bool(self.grown[part[0]])
-            plans.append(decide(said, survey, partners[number], self.options, setting.clusters, grown))
+            plans.append(decide(said, survey, partners[number], self.options))
             scalars += self._scalars(number, said, sum(map(len, survey)), plans[-1])
         self.pending = Pending(now + LAG, tuple(plans), tuple(sorted(alone)))
         return scalars
@@ -146,7 +143,7 @@ class SurveyRounds:
         left_open = len(self.slots(self.parts[0]))
         self.log.append({"round": now, "merged": pairs, "empty": list(plans[0].empty), "left": left_open})
         merged = any(plan.merges for plan in plans)
-        self.schedule = self.schedule.after(now, merged, alone, self._settled())
+        self.schedule = self.schedule.after(now, merged, alone, self._left())
         self.losses = self._unknown()
         return plans
 
@@ -166,7 +163,6 @@ class SurveyRounds:
         if slot == len(self.closed):
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False
-        self.grown[list(part)] = True
         self.pending, self.losses = None, self._unknown()  # what was asked was about other clusters
         self.schedule = self.schedule.reopened(now)
 
@@ -183,7 +179,6 @@ class SurveyRounds:
             "merging.due": torch.tensor(self.schedule.due),
             "merging.quiet": torch.tensor(self.schedule.quiet),
             "merging.over": torch.tensor(self.over),
-            "merging.grown": self.grown,
             "merging.losses": self.losses,
         }
 
@@ -193,16 +188,15 @@ class SurveyRounds:
         due = int(tensors.get("merging.due", self.schedule.due))  # a checkpoint of an earlier version has neither
         quiet = int(tensors.get("merging.quiet", 0))
         self.schedule = replace(self.schedule, due=due, quiet=quiet, over=bool(tensors["merging.over"]))
-        self.grown = tensors.get("merging.grown", self.grown).clone()
         self.log = list(facts["merges"])
         if (waits := facts.get("survey")) is not None:  # since version 0.3
             plans = (Plan(tuple(Merge(*merge) for merge in merges), tuple(empty)) for merges, empty in waits[1])
             self.pending = Pending(waits[0], tuple(plans), tuple(waits[2]))
         self.losses = tensors.get("merging.losses", self._unknown()).clone()
 
-    def _settled(self) -> bool:
-        """Return whether there is nothing left to merge."""
-        return all(is_settled(len(self.slots(part)), self.start.setting.clusters) for part in self.parts)
+    def _left(self) -> int:
+        """Count the clusters that are open in the part of the graph that has most."""
+        return max(len(self.slots(part)) for part in self.parts)
 
     def _unknown(self) -> Tensor:
         return torch.full((self.start.setting.clients, len(self.closed)), float("nan"), dtype=torch.float64)

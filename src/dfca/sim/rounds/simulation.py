@@ -27,7 +27,7 @@ from dfca.core.client import participates
 from dfca.core.exchange import is_quiet
 from dfca.core.privacy import protect, simulated_noise
 from dfca.core.rules.merging import Plan, merge_
-from dfca.core.rules.turns import opening
+from dfca.core.rules.turns import unasked
 from dfca.data.clients import ClientData
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
@@ -282,6 +282,8 @@ class Simulation:
         assert facts is not None  # the first rank has them
         self._restore_banks(bank, tuple(shared["shape"]))
         small = self.shards.share_tensors(small)
+        if self.merging is None and "merging.closed" in small:
+            self.setting.check_opened(len(small["merging.closed"]))
         self.assignments = small["assignments"].clone()
         self.exchange.restore(small, facts)
         if self.revival is not None:
@@ -330,7 +332,8 @@ class Simulation:
             return self.start.draw_banks(self.start.drawn_models(), most)
         components, setup, merging = self._components(), self._election_setup(), self.setting.merging
         graphs = [self.setting.graph.subgraph(part) for part in components]
-        self.elections = [elect(setup, graph, *opening(self.setting.clusters, merging, len(graph))) for graph in graphs]
+        clusters = self.setting.clusters
+        self.elections = [elect(setup, graph, clusters, unasked(merging, len(graph))) for graph in graphs]
         centres = [len(result.centres) for result in self.elections]
         if merging is not None:
             self.merging = SurveyRounds(self.start, merging, components, centres)
