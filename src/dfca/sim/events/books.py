@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.learning.task import ACCURACY, Metric
 from dfca.peer.records.work import NOTES
 from dfca.sim.events.world import SERVER
-from dfca.sim.metrics_table import EvaluationRow, Metrics
+from dfca.sim.metrics_table import Metrics
 from dfca.sim.traffic import Traffic
 
 WORLD_KINDS = frozenset(("absent", "leave", "return", "split", "heal", "drift", "evaluate"))
@@ -266,9 +265,3 @@ class EventResult:
     records: dict[str, int]
     rejected: int
     trace: list[Line] | None
-    metric: Metric = ACCURACY
-
-    def first(self, target: float) -> EvaluationRow | None:
-        """Return the first row of the metrics whose mean score is as good as a target; None: never."""
-        rows = (row for row in self.metrics if row.score is not None and self.metric.reached(row.score, target))
-        return next(rows, None)
