@@ -112,10 +112,10 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
 
 def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
     """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit."""
-    train = _fitting(_request(config, folder, facts), facts)
+    train = _fitting(request_of(config, folder, facts), facts)
     if config.data.test is not None:
         aside = config.data.changed(path=config.data.test, format="auto")
-        test = _fitting(_request(config.changed(data=aside), folder, facts), facts)
+        test = _fitting(request_of(config.changed(data=aside), folder, facts), facts)
         return DeviceSamples(_pair(train, facts), _pair(test, facts), train.dropped)
     out = held_out_rows(matched(train, facts), config.data.held_out)
     if out.all():
@@ -128,11 +128,12 @@ def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
 
 def load_inputs(config: NodeConfig, folder: Path, facts: Facts) -> Tensor:
     """Read samples to predict, raw: (n, *shape) in the swarm's order of columns; classes are not needed."""
-    raw = _fitting(replace(_request(config, folder, facts), labelled=False), facts)
+    raw = _fitting(replace(request_of(config, folder, facts), labelled=False), facts)
     return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
 
 
-def _request(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
+def request_of(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
+    """Return what is asked of the files of a member."""
     numbers = facts.task == "regression"
     return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
 

@@ -16,7 +16,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
-from dfca.node.task.dataset import load, problems
+from dfca.node.task.dataset import load, problems, request_of
 from dfca.node.task.facts import ALGORITHMS, Facts
 from dfca.node.task.learner import build, check_tokens, measured, weights_digest
 from dfca.node.task.reading import DataRequest as Request
@@ -123,8 +123,7 @@ def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
     for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
         data = config.data.changed(path=path)
         try:
-            request = Request(data, folder, True, facts.inputs, config.limits.data_bytes, facts.task == "regression")
-            wrong += problems(read(request), facts)
+            wrong += problems(read(request_of(config.changed(data=data), folder, facts)), facts)
         except DfcaError as error:
             wrong.append(str(error))
     try:
