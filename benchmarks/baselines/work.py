@@ -72,11 +72,12 @@ def mlp(hidden: int) -> list[nn.Module]:
     return [nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)]
 
 
-def cnn(hidden: int) -> list[nn.Module]:
+def cnn(hidden: int, side: int = CIFAR[1]) -> list[nn.Module]:
     """Build the layers of pfl-research's CNN for CIFAR-10, without its dropout."""
+    pooled = (side - 4) // 2
     return [
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(64 * 14 * 14, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES),
+        nn.Linear(64 * pooled**2, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES),
     ]  # fmt: skip
 
 

@@ -353,10 +353,22 @@ def test_a_library_gets_a_python_that_it_runs_with(monkeypatch: pytest.MonkeyPat
 
 def test_the_cnn_of_both_sides_is_the_same() -> None:
     work = Work(clients=2, hidden=5, samples=4, batch=2, degree=1, rounds=2, threads=1, model="cnn")
-    theirs, ours = torch.nn.Sequential(*layers(work)), Size(model="cnn-pfl", hidden=5).make_model()
+    theirs, ours = (
+        torch.nn.Sequential(*layers(work)),
+        Size(model="cnn-pfl", colours=3, inputs=1024, hidden=5).make_model(),
+    )
     assert theirs(samples_of(0, work)[0]).shape == (4, 10)
     assert str(ours) == str(theirs)
-    assert sum(p.numel() for p in Size(model="cnn-pfl", hidden=128).make_model().parameters()) == 1_626_442
+    assert (
+        sum(p.numel() for p in Size(model="cnn-pfl", colours=3, inputs=1024, hidden=128).make_model().parameters())
+        == 1_626_442
+    )
+
+
+@pytest.mark.usefixtures("in_process")
+def test_our_side_does_the_work_of_both_models() -> None:
+    tiny = Work(clients=3, hidden=2, samples=4, batch=2, degree=2, rounds=2, threads=1)
+    assert all(baselines.ours(replace(tiny, model=model)) > 0 for model in ("mlp", "cnn"))
 
 
 def test_the_scripts_of_other_libraries_do_not_import_dfca() -> None:
