@@ -33,6 +33,8 @@ def test_nodes_are_safe_and_recover(number: int) -> None:
         "delay_s=0.05, chunk_bytes=16, slow=((5, 1.0), (0, 1.0)), twice=0.2, full=0.05, broken=0.05)",
         # Messages that are seconds late now and then were taken for dead neighbours, over and over.
         "NodeWorld(43, nodes=4, clusters=2, aggregation='batch', delay_s=0.2, spread=1.0, chunk_bytes=5)",
+        # A model took 10 s per link, and an election on a ring of eight 350 s.
+        "NodeWorld(2, nodes=8, clusters=2, groups=1, degree=2, delay_s=0.2, spread=1.0, chunk_bytes=5)",
     ],
 )
 def test_worlds_that_failed_once(line: str) -> None:
