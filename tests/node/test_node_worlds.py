@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_network_that_stalls_now_and_then_keeps_its_links(monkeypatch: pytest.
     monkeypatch.setattr(GrpcTransport, "_down", count)
     assert check_node_world(NodeWorld(2, nodes=2, rounds=200, delay_s=0.2, spread=1.0)) is None
     assert max(silent.values()) == 1  # the next silence that long is allowed
+
+
+def test_slow_links_and_long_rounds_give_more_time_to_recover() -> None:
+    # World 2 of these needs 360 s: a model takes 10 s per link, and an election crosses all of the ring in each turn.
+    slow = NodeWorld(2, nodes=8, clusters=2, groups=1, degree=2, delay_s=0.2, spread=1.0, chunk_bytes=5)
+    assert 900 < NodeRun(slow)._recovery_s() < 1000
+    assert 380 < NodeRun(replace(slow, chunk_bytes=1 << 16))._recovery_s() < 390
+    assert NodeRun(NodeWorld(2))._recovery_s() < 302
+    assert NodeRun(NodeWorld(2, rounds=30, aggregation="batch", slow=((0, 3.0),)))._recovery_s() > 540
 
 
 def test_a_line_makes_the_same_world_again() -> None:

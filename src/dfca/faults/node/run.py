@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -45,7 +46,11 @@ from dfca.peer.state import Saved, State
 EPOCH = 1.7e9
 """When worlds begin, in seconds since 1970."""
 RECOVERY_S = 300.0
-"""Time to recover after the last fault; the slowest of 1,000 worlds needs about half of it."""
+"""Time to recover after the last fault where messages take no time."""
+HOPS = 8
+"""How often models may have to cross all links of a ring, one after the other: they do in each turn of an election."""
+MODEL_BYTES = 140
+"""Of a model on its way."""
 FOLD_S = 5.0
 """How long `batch` waits for neighbours."""
 LONGEST = 20.0
@@ -480,10 +485,12 @@ class NodeRun:
         await self._end()
 
     def _recovery_s(self) -> float:
-        """Return how long all may take to be well: to recover, and for as many rounds as are looked at."""
+        """Return how long all may take to be well: to recover, on links as slow as these, and to do some rounds."""
         world = self.world
+        delay_s = world.delay_s * math.exp(world.spread**2 / 2)  # the mean
+        hop_s = delay_s * (3 + math.ceil(MODEL_BYTES / world.chunk_bytes))  # announced, asked for, piece by piece
         round_s = max([0.3, *dict(world.slow).values()]) + (FOLD_S if world.aggregation == "batch" else 0.0)
-        return RECOVERY_S + (world.rounds or MORE_ROUNDS) * round_s
+        return RECOVERY_S + HOPS * world.nodes * hop_s + (world.rounds or MORE_ROUNDS) * round_s
 
     def _expected(self) -> list[WorldDevice]:
         removed = {node for node, _ in self.world.removed}
