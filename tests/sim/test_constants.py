@@ -16,9 +16,11 @@ from toy import make_toy_split
 
 import dfca
 from dfca.base.errors import ConfigError, ModelError
+from dfca.core.algorithm import ADAPTERS
 from dfca.node.task.facts import Facts, ModelFacts
 from dfca.node.task.learner import build, measured, weights_digest
 from dfca.runs.runner import run
+from dfca.text.encoder import AdaptedLinear
 
 OPTIONS = {"clusters": 2, "rounds": 3, "topology": "complete", "evaluate_every": 3}
 MESSAGES = 6 * 5 * 3  # clients, neighbours, rounds
@@ -140,12 +142,34 @@ def test_private_tensors_stay_at_home(private: str, world: str | None) -> None:
     assert result.evaluations[-1].bytes_sent == pytest.approx(MESSAGES * (4 * 4 + 4) * 4, rel=scalars)
 
 
+class Adapted(nn.Linear):
+    """A linear layer with a low-rank adapter, named as peft names its."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.lora_A = nn.Linear(4, 2, bias=False)
+        self.lora_B = nn.Linear(2, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.lora_B(self.lora_A(x))
+
+
+def test_private_adapters_are_found_by_their_names() -> None:
+    result = dfca.simulate(Adapted, make_toy_split(), "dfedavgm", private="adapters", **OPTIONS)
+    assert result.evaluations[-1].bytes_sent == MESSAGES * (4 * 3 + 3) * 4
+    own = AdaptedLinear(4, 2, 1.0)
+    assert [re.search(ADAPTERS, f"layers.0.query.{name}") is not None for name, _ in own.named_parameters()] == [
+        name in ("down", "up") for name, _ in own.named_parameters()
+    ]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "private", "sentence"),
     [
+        ("dfedavgm", "adapters", "is in the name of no tensor"),
         ("dfedavgm", "no such", "'no such' is in the name of no tensor that the model trains or averages; it has 1.w"),
         ("dfedavgm", ".", "'.' is in the name of every tensor"),
-        ("dfedavgm", "(", "mixing.private must be \"head\" or a regular expression, got '('"),
+        ("dfedavgm", "(", 'mixing.private must be "head", "adapters" or a regular expression, got \'(\''),
         ("dfca-auto", "head", "mixing.private is for algorithms that gossip whole models and draw their starts"),
         ("deprl", "head", "got 'head' for deprl; leave one of the two out"),
     ],

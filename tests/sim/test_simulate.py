@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_size_is_refused() -> None:
 def test_the_public_names_are_pinned() -> None:
     names = "ALGORITHMS Algorithm Choice ClientData Codec Comparison DataOptions DfcaError DfcaWarning LocalOptions"
     names += " Metrics Result Setting Simulation Split StoredRun Task TopologyOptions View __version__ cnn cnn1d"
-    names += " load_run lowest make_graph make_split make_task mlp simulate split_from"
+    names += " load_run lowest make_graph make_split make_task map_npz mlp simulate split_from"
     assert sorted(dfca.__all__) == names.split()
     for name in dfca.__all__:
         assert getattr(dfca, name) is not None

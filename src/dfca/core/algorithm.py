@@ -51,6 +51,8 @@ FIELDS: dict[str, tuple[str | None, ...]] = {
     "body": ("cluster", "common"),
 }
 """The values that fields of an `Algorithm` may have."""
+ADAPTERS = r"(^|\.)(lora_|adapter)|\.(down|up)$"
+"""The names of the tensors of adapters: of peft, and of `dfca.text.encoder`."""
 
 
 class View(NamedTuple):
@@ -270,7 +272,8 @@ class Algorithm:
         """Let clients keep some tensors of a model to themselves.
 
         Args:
-            private: "head", the last layer, or a regular expression that is searched in the names of tensors.
+            private: "head", the last layer, "adapters" as peft and `dfca.text` name them, or a regular expression that
+                is searched in the names of tensors.
 
         Returns:
             The algorithm with a private head; one that exchanges nothing stays as it is.
@@ -281,10 +284,10 @@ class Algorithm:
         if self.exchange == "none":
             return self
         try:
-            head = 1 if private == "head" else re.compile(private)
+            head = 1 if private == "head" else re.compile(ADAPTERS if private == "adapters" else private)
         except re.error as error:
             raise ConfigError(
-                f'mixing.private must be "head" or a regular expression, got {private!r}: {error}'
+                f'mixing.private must be "head", "adapters" or a regular expression, got {private!r}: {error}'
             ) from None
         fits = self.exchange == "gossip" and self.start != "elected" and self.share in (None, "trained")
         if not fits or self.head is not None or self.peers is not None:

@@ -296,8 +296,9 @@ class MixingOptions(Table, kw_only=True):
     private: str | None = option(
         default=None,
         since=3,
-        description='tensors of the model that each client trains and keeps to itself: "head", the last layer, or a '
-        "regular expression that is searched in their names; for methods that gossip and draw their starts",
+        description='tensors of the model that each client trains and keeps to itself: "head", the last layer, '
+        '"adapters", as peft names them, or a regular expression that is searched in their names; for methods that '
+        "gossip and draw their starts",
     )
     codec: str = option(
         default="none",

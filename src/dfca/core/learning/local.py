@@ -150,12 +150,10 @@ class Drawn(NamedTuple):
 
     @classmethod
     def stacked(cls, drawn: Sequence[Drawn], device: torch.device) -> Drawn:
-        """Stack what is drawn for clients with equally many samples."""
+        """Stack what is drawn for clients with equally many samples; batches stay on the CPU, which looks at them."""
         batches = [one.batches for one in drawn if one.batches is not None]
         changes = [one.changes for one in drawn if one.changes is not None]
-        return cls(
-            torch.stack(batches).to(device) if batches else None, torch.stack(changes).to(device) if changes else None
-        )
+        return cls(torch.stack(batches) if batches else None, torch.stack(changes).to(device) if changes else None)
 
 
 def draw_steps(samples: int, options: LocalOptions, seed: int, *names: int) -> Drawn:
@@ -362,7 +360,7 @@ def _dense_steps_(
             z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
             total = down.above_(whole, z, options.passes)
         else:
-            order = BatchOrder.of(batches, samples)
+            order = BatchOrder.of(batches.to(data.y.device), samples)
             whole = Batch(order.take(whole.x), order.take(whole.target), whole.share)
             total = down.above_in_batches_(whole, dense_begin(layers, pieces, whole.x), order.rows)
         lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
@@ -370,7 +368,7 @@ def _dense_steps_(
     for step in range(options.steps_of(samples)):
         batch = whole
         if batches is not None:
-            chosen = batch_at(batches, step)
+            chosen = batch_at(batches, step).to(data.y.device)
             share: Tensor | float = 1 / chosen.shape[-1]
             if weights is not None:
                 share = take(weights, chosen)[..., None] * share

@@ -390,7 +390,7 @@ class Engine:
             return some._replace(reusable=False)
         batches = self._stacked_draws(local, ids).batches
         assert batches is not None
-        order = BatchOrder.of(batches, samples, rest=task.needs == "losses")
+        order = BatchOrder.of(batches.to(local.y.device), samples, rest=task.needs == "losses")
         return some._replace(x=order.take(local.x), y=order.take(local.y), order=order)
 
     def _look_stacked(self, task: LocalTask, some: _Chunk) -> _Losses:
@@ -658,7 +658,7 @@ class Engine:
         for step in range(options.steps_of(y.shape[1])):
             x_step, y_step = x, y
             if indices is not None:
-                batch = batch_at(indices, step)
+                batch = batch_at(indices, step).to(x.device)
                 x_step, y_step = x[rows, batch], y[rows, batch]
                 shares = shares if weights is None else weights[rows, batch] / batch.shape[1]
             if options.augment is not None and changes is not None:

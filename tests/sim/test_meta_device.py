@@ -1,0 +1,47 @@
+"""Local steps on the meta device, in the place of a GPU: a tensor that was left on the CPU, or is looked at, fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dfca
+from dfca.core.learning.local import Drawn, TrainingSet, draw_steps, local_steps, losses
+from dfca.core.learning.params import FlatModel
+from dfca.core.method import LocalOptions
+from dfca.sim.local.engine import Engine
+
+META = torch.device("meta")
+MODELS = {
+    "dense": lambda: dfca.mlp((1, 12, 12), 3, 4),
+    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.Tanh(), nn.Linear(4, 3)),
+    "cnn": lambda: dfca.cnn((1, 12, 12), 3, 6, (2, 2)),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9, "weight_decay": 0.1},
+    {"optimizer": "adam"},
+    {"clip": 1.0},
+    {"batch_size": 4},
+    {"batch_size": 4, "epochs": 2},
+    {"momentum": 0.9, "optimizer_state": "kept"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_local_steps_stay_on_their_device(model: str, options: dict[str, Any]) -> None:
+    flat, local = FlatModel(MODELS[model]()).to("meta"), LocalOptions(steps=2, **options)
+    x, y = torch.zeros(10, 1, 12, 12, device=META), torch.zeros(10, dtype=torch.int64, device=META)
+    trained = local_steps(
+        flat, torch.zeros(flat.size, device=META), x, y, local, draw_steps(10, local, 0, 0, 0).batches
+    )
+    assert trained.device == losses(flat, trained[None], x, y).device == META
+    if model == "cnn":  # runs alone
+        return
+    drawn = Drawn.stacked([draw_steps(10, local, 0, client, 0) for client in range(3)], META)
+    data = TrainingSet(x.expand(3, *x.shape), y.expand(3, 10), drawn.batches)
+    Engine(flat, local, 0, "stacked").stacked_steps_(torch.zeros(3, flat.size, device=META), data, local)
