@@ -93,7 +93,7 @@ WORLDS = [
     ),
     (
         World(absences=tuple(Absence(i, 0.0, 4.0) for i in range(3))),
-        "none of the 3 clients is there at 0 s by the availability trace, so nobody has models to begin with; shift "
+        "none of the 3 clients is there at 0 s by the availability trace, so no client has models to begin with; shift "
         "its times",
     ),
 ]

@@ -271,8 +271,9 @@ def test_a_wait_that_cannot_end_is_diagnosed() -> None:
     with pytest.raises(RunError) as caught:
         run(setting, nothing_arrives)
     assert str(caught.value) == (
-        "nobody can go on at 0 s: the server waits for its clients; client 0 waits for the server; client 1 waits for "
-        "the server; client 2 waits for the server (0 messages were lost or broken on the way); give timeout_s"
+        "no client can continue at 0 s: the server waits for its clients; client 0 waits for the server; client 1 "
+        "waits for the server; client 2 waits for the server (0 messages were lost or broken on the way); "
+        "give timeout_s"
     )
     alone = run(replace(setting, algorithm=algorithms.get("dfca-gi")), nothing_arrives)
     assert alone.rounds == [4, 4, 4]

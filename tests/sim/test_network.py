@@ -118,7 +118,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     ),
     (
         check(World(late_joiners=tuple(LateJoiner(i, 1.0) for i in range(3)))),
-        "all 3 clients are late joiners, so nobody has models to begin with; leave one out",
+        "all 3 clients are late joiners, so no client has models to begin with; leave one out",
     ),
     (
         check(World(churn=Churn(1.0, 9.0))),

@@ -101,14 +101,14 @@ def test_rounds_end_a_run_without_a_clock(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_go_on_fails_with_its_diagnosis(tmp_path: Path) -> None:
     stuck: dict[str, Any] = {"algorithms": ["ifca"], "world": {"faults": {"loss": 1.0}}, "clock": {"until_s": 20.0}}
-    with pytest.raises(StuckError, match=r"nobody can go on at .* client 0 waits for the server.*give timeout_s"):
+    with pytest.raises(StuckError, match=r"no client can continue at .* client 0 waits for the server.*give timeout_s"):
         run(tiny(**stuck), tmp_path / "run")
     out = tmp_path / "swept"
     both = Sweep.of({"grid": {"world.faults.loss": [0.0, 1.0]}})
     run(Experiment("tiny", "default", both.base(TINY | stuck), both), out, workers=1)
     fine, bad = sorted(rows_of(out), key=lambda row: row["point"]["world.faults.loss"])
     assert fine["finished"]
-    assert bad["error"].startswith("nobody can go on")
+    assert bad["error"].startswith("no client can continue")
 
 
 def test_the_bars_count_virtual_seconds(tmp_path: Path) -> None:

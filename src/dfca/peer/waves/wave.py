@@ -157,8 +157,9 @@ class Wave(ABC):
         if parent is not None:
             _add_one(self.joined, key.root)
         self.pending = self.links - {parent} - self.banned
+        probe = Probe(key, self.base, call)
         for neighbour in sorted(self.pending):
-            self._send(neighbour, Probe(key, self.base, call))
+            self._send(neighbour, probe)
         self.pending = self._to_wait_for(self.pending, self.phase)
         self._counted()
 

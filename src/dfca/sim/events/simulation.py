@@ -135,7 +135,7 @@ class EventSimulation:
     def run(self) -> EventResult:
         """Run to the end.
 
-        Raises RunError where nobody can go on before the end, with who waits for whom, or after `max_events` events.
+        Raises RunError where no client can continue before the end, with who waits for whom, or after `max_events`.
         """
         if self.done:
             raise RunError("this simulation has been run; make a new one")
@@ -303,7 +303,7 @@ class EventSimulation:
         return min(queue[0][0], timer) if queue else timer
 
     def _is_over(self, time: float) -> bool:
-        """Return whether the run has ended, where `time` is next; raises RunError where nobody can go on."""
+        """Return whether the run has ended, where `time` is next; raises RunError where no client can continue."""
         if self._is_all_done():
             return True
         if time == math.inf:
@@ -541,8 +541,8 @@ class EventSimulation:
         lost = self.books.kinds["lost"] + self.books.kinds["corrupt"]
         advice = "give timeout_s" if self.pool.shared else 'give timeout_s, or use aggregation "sequential"'
         raise RunError(
-            f"nobody can go on at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
-            f"{advice}"
+            f"no client can continue at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way)"
+            f"; {advice}"
         )
 
 

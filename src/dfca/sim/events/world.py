@@ -280,7 +280,7 @@ class World(Table):
             raise ConfigError(f"late_joiners names client {twice[0]} twice; a client joins once")
         if len(joiners) == clients:
             raise ConfigError(
-                f"all {clients} clients are late joiners, so nobody has models to begin with; leave one out"
+                f"all {clients} clients are late joiners, so no client has models to begin with; leave one out"
             )
         self._check_absences(joiners, clients)
         bandwidths = self.link.bandwidths(clients)
@@ -325,7 +325,7 @@ class World(Table):
         late = {absence.client for absence in self.absences if absence.begin_s == 0} | set(joiners)
         if self.absences and len(late) == clients:
             raise ConfigError(
-                f"none of the {clients} clients is there at 0 s by the availability trace, so nobody has models to "
+                f"none of the {clients} clients is there at 0 s by the availability trace, so no client has models to "
                 "begin with; shift its times"
             )
 
