@@ -18,7 +18,7 @@ commands = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def bench(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, events, or all of them; or rogue."),
+        typer.Argument(metavar="PART", help="floor, peers, scaling, record, ranks, events, or all of them; or rogue."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes for a first look, about a minute a part.")
@@ -50,6 +50,8 @@ def bench(
     [bold]peers[/bold]    the same work in Flower, gossipy and fluke; pip installs each into an environment of its own
 
     [bold]scaling[/bold]  seconds and memory against N, k, P and degree, with fitted exponents
+
+    [bold]record[/bold]   up to 100,000 clients that keep two small models each: seconds and memory of a round
 
     [bold]ranks[/bold]    one process against two under torchrun
 

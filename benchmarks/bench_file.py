@@ -16,8 +16,8 @@ from dfca.base.files import atomic_write
 from dfca.runs.store.environment import environment
 
 FORMAT = 1
-PARTS = ("floor", "peers", "scaling", "ranks", "events")
-FITS = {"scaling": scaling.fits, "events": events.fits}
+PARTS = ("floor", "peers", "scaling", "record", "ranks", "events")
+FITS = {"scaling": scaling.fits, "record": scaling.fits, "events": events.fits}
 Json = dict[str, Any]
 
 

@@ -22,6 +22,7 @@ MEASURES: dict[str, Measure] = {
     "floor": floor.rows,
     "peers": baselines.rows,
     "scaling": scaling.rows,
+    "record": scaling.rows,
     "ranks": ranks.rows,
     "events": events.rows,
 }
@@ -62,15 +63,15 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
         "floor": lambda: floor.make_plan(quick),
         "peers": lambda: baselines.make_plan(quick, cache),
         "scaling": lambda: scaling.make_plan(quick),
+        "record": lambda: scaling.make_record(quick),
         "ranks": lambda: ranks.make_plan(quick),
         "events": lambda: events.make_plan(quick),
     }
     plans = {name: makers[name]() for name in parts}
     if repeats is None:
         return plans
-    return {
-        name: replace(plan, **{"cycles" if name == "scaling" else "repeats": repeats}) for name, plan in plans.items()
-    }
+    field = {"scaling": "cycles", "record": "cycles"}
+    return {name: replace(plan, **{field.get(name, "repeats"): repeats}) for name, plan in plans.items()}
 
 
 def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: ProgressSink) -> dict[str, Any]:

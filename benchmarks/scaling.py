@@ -53,6 +53,14 @@ def make_plan(quick: bool) -> ScalingPlan:
     )
 
 
+def make_record(quick: bool) -> ScalingPlan:
+    """Choose the points of `record`: as many clients that keep models as one machine holds."""
+    base = Size(inputs=36, hidden=21, samples=20, clusters=2, degree=10)  # P = 997
+    clients = (1000, 3000, 10_000) if quick else (10_000, 30_000, 100_000)
+    points = {"N": [(n, replace(base, clients=n)) for n in clients]}
+    return ScalingPlan(points, cycles=1 if quick else 3, rounds=2 if quick else 3)
+
+
 def rows(plan: ScalingPlan, tick: Tick) -> Iterator[Row]:
     """Measure an axis in cycles over its points, each in a process of its own; then yield its rows."""
     threads = torch.get_num_threads()

@@ -13,6 +13,7 @@ import networkx as nx
 import torch
 from torch import nn
 
+from benchmarks.baselines.work import cnn
 from dfca import algorithms
 from dfca.core.learning.local import LocalOptions, infer
 from dfca.core.learning.params import FlatModel, initial
@@ -56,6 +57,8 @@ class Size:
     @property
     def make_model(self) -> Callable[[], nn.Module]:
         """Return the function that builds a fresh model; it crops and standardises what is augmented."""
+        if self.model == "cnn-pfl":
+            return lambda: nn.Sequential(*cnn(self.hidden, self.shape[1]))
         crop = AUGMENT.crop if self.augmented else None
         shape = self.shape if crop is None else (self.colours, crop, crop)
         channels = (64, 64) if self.model == "cnn-tutorial" else (32, 64)

@@ -30,6 +30,7 @@ TITLES = {
     "floor": "floor: a round against the same passes in bare torch",
     "peers": "peers: the same work in other libraries",
     "scaling": "scaling: how time and memory grow",
+    "record": "record: clients that keep their models, on one machine",
     "ranks": "ranks: one process against several",
     "events": "events: the simulator in virtual time",
 }
@@ -37,7 +38,7 @@ TITLES = {
 
 def tables_of(name: str, part: Json) -> list[BenchTable]:
     """Make the tables of one part."""
-    special = {"scaling": _scaling, "events": _events}
+    special = {"scaling": _scaling, "record": _scaling, "events": _events}
     made = special[name](part) if name in special else [_comparisons(name, part)]
     if name == "floor":
         made.append(_phases(part))

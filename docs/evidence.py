@@ -118,7 +118,7 @@ def hour() -> str:
                 continue
             lines.append(
                 [
-                    f"`dfca run {run.experiment} --scale hour -a {mine.algorithm}{_smaller(run)}`",
+                    f"`dfca run {run.experiment} --scale hour --algorithms {mine.algorithm}{_smaller(run)}`",
                     percent(*mine.score),
                     percent(*mine.all_models),
                     percent(*mine.cluster_accuracy),

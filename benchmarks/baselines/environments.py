@@ -21,7 +21,7 @@ class Library:
     """A library to compare with.
 
     installs: the arguments of one `pip install` after the other. differs: what it does differently from us.
-    least: how many times longer it should take than we do.
+    least: how many times longer it should take than we do. needs: the lowest Python that it runs with, as (3, 12).
     """
 
     name: str
@@ -29,6 +29,7 @@ class Library:
     installs: tuple[tuple[str, ...], ...]
     differs: str
     least: float = 1.0
+    needs: tuple[int, int] = (3, 11)
 
 
 # gossipy and fluke require many packages that this work does not use: those in use are named, and the scripts stub
@@ -62,6 +63,21 @@ LIBRARIES = (
         "a client sends to one random neighbour per round, and only clients that received one train; "
         "the time is scaled to all clients",
     ),
+    Library(
+        "BlazeFL 2.0.3",
+        "run_blazefl.py",
+        ((TORCH, "numpy", "tqdm", "blazefl==2.0.3"),),
+        "a server averages all models and sends the mean to all; of its trainers, one by one and in a pool of threads, "
+        "the faster",
+        needs=(3, 12),
+    ),
+    Library(
+        "pfl-research 0.6.0",
+        "run_pfl.py",
+        # Its accountants of privacy are imported and not used: the script stubs them.
+        ((TORCH, "numpy", "scipy", "multiprocess", "packaging"), ("--no-deps", "pfl==0.6.0")),
+        "a server averages the updates of all users, who train one after the other",
+    ),
 )
 
 
@@ -75,22 +91,33 @@ def default_cache() -> Path:
 def environment_of(library: Library, cache: Path) -> Path:
     """Find or make the virtual environment of a library; return its Python.
 
-    Raises Skip with the error of pip where the library cannot be installed.
+    Raises Skip where the library cannot be installed, with the error of pip, or lacks its Python.
     """
+    base = python_for(library)
     folder = cache / re.sub(r"[^a-z0-9.]+", "-", library.name.lower())
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     ready = folder / "ready.json"
-    wanted = json.dumps({"installs": library.installs, "python": sys.version.split()[0]}, indent=1)
+    wanted = json.dumps({"installs": library.installs, "python": base}, indent=1)
     if ready.exists() and ready.read_text() == wanted:
         return python
     if folder.exists():
         shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(folder)], library)
+    _run([base, "-m", "venv", str(folder)], library)
     for arguments in library.installs:
         _run([str(python), "-m", "pip", "install", "--quiet", *arguments], library)
     ready.write_text(wanted)
     return python
+
+
+def python_for(library: Library) -> str:
+    """Find a Python that a library runs with: this one, or one of the search path. Raises Skip where there is none."""
+    if sys.version_info >= library.needs:
+        return sys.executable
+    for minor in range(library.needs[1], library.needs[1] + 3):
+        if found := shutil.which(f"python3.{minor}"):
+            return found
+    raise Skip(f"{library.name} needs Python {library.needs[0]}.{library.needs[1]} or newer, which is not in PATH")
 
 
 def script_of(library: Library) -> Path:

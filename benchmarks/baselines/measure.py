@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from benchmarks.baselines.environments import LIBRARIES, Library, default_cache, environment_of, script_of
-from benchmarks.baselines.work import LEARNING_RATE, Work
+from benchmarks.baselines.work import CIFAR, LEARNING_RATE, Work
 from benchmarks.child import measure_rounds, run_script
 from benchmarks.measurements import Row, Skip, Tick, prefixed
 from benchmarks.sizes import Size
@@ -44,6 +44,8 @@ def make_plan(quick: bool, cache: Path | None) -> BaselinesPlan:
     if quick:
         return BaselinesPlan((replace(work, rounds=3),), LIBRARIES, 1, cache or default_cache())
     works = tuple(replace(work, clients=n, hidden=h) for h in (200, 2048) for n in (20, 100))
+    # pfl-research's benchmark for CIFAR-10: a cohort of 50 users with 50 samples each
+    works += (replace(work, model="cnn", clients=50, hidden=128, samples=50, batch=10, rounds=5),)
     return BaselinesPlan(works, LIBRARIES, 3, cache or default_cache())
 
 
@@ -58,7 +60,7 @@ def rows(plan: BaselinesPlan, tick: Tick) -> Iterator[Row]:
         except Skip as reason:
             reasons[library] = str(reason)
     for work in plan.works:
-        name = f"MLP {work.hidden}, N = {work.clients}"
+        name = f"{work.model.upper()} {work.hidden}, N = {work.clients}"
         seconds, failures = _measure(work, installed, plan.repeats, prefixed(tick, name))
         skipped = {**reasons, **failures}
         about = (
@@ -95,7 +97,9 @@ def _measure(
 
 def ours(work: Work) -> float:
     """Time our round: one model per client (k = 1), uniform weights over all neighbours."""
-    size = Size(
+    image = Size(model="cnn-pfl", colours=CIFAR[0], inputs=CIFAR[1] * CIFAR[2])
+    size = replace(
+        Size() if work.model == "mlp" else image,
         hidden=work.hidden,
         clients=work.clients,
         samples=work.samples,

@@ -1,7 +1,8 @@
 """The work that every library does, for the scripts of this folder: torch and the standard library only, no dfca.
 
-N clients hold random images and train an MLP 784 - hidden - 10: each round one pass over the client's samples in
-batches, plain SGD. A script reads the work as JSON from its command line and prints seconds per round as JSON.
+N clients hold random images and train an MLP 784 - hidden - 10, or the CNN of pfl-research's CIFAR-10 benchmark: each
+round one pass over the client's samples in batches, plain SGD. A script reads the work as JSON from its command line
+and prints seconds per round as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 INPUTS, CLASSES, LEARNING_RATE = 784, 10, 0.1
+CIFAR = (3, 32, 32)
 MARK = "DFCA-BENCH "
 """What the line with the result begins with: the libraries print much of their own."""
 
@@ -32,6 +34,12 @@ class Work:
     degree: int
     rounds: int
     threads: int
+    model: str = "mlp"  # or "cnn"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one sample."""
+        return (INPUTS,) if self.model == "mlp" else CIFAR
 
     @property
     def steps(self) -> int:
@@ -48,15 +56,29 @@ def read_work() -> Work:
 
 
 def samples_of(client: int, work: Work) -> tuple[Tensor, Tensor]:
-    """Draw a client's samples: x (n, 784), y (n,)."""
+    """Draw a client's samples: x (n, *shape), y (n,)."""
     random = torch.Generator().manual_seed(client)
-    x = torch.randn(work.samples, INPUTS, generator=random)
+    x = torch.randn(work.samples, *work.shape, generator=random)
     return x, torch.randint(CLASSES, (work.samples,), generator=random)
 
 
 def layers(work: Work) -> list[nn.Module]:
     """Build the layers of the model."""
-    return [nn.Linear(INPUTS, work.hidden), nn.ReLU(), nn.Linear(work.hidden, CLASSES)]
+    return cnn(work.hidden) if work.model == "cnn" else mlp(work.hidden)
+
+
+def mlp(hidden: int) -> list[nn.Module]:
+    """Build the layers of the MLP."""
+    return [nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)]
+
+
+def cnn(hidden: int, side: int = CIFAR[1]) -> list[nn.Module]:
+    """Build the layers of pfl-research's CNN for CIFAR-10, without its dropout."""
+    pooled = (side - 4) // 2
+    return [
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * pooled**2, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES),
+    ]  # fmt: skip
 
 
 def circulant(work: Work) -> list[list[int]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dfca.base.errors import DfcaError, ModelError, unknown
+from dfca.base.errors import DfcaError, ModelError, place_of, unknown
 from dfca.base.files import sha256
 from dfca.base.imports import import_function
 
@@ -362,7 +362,7 @@ def _call(path: str, build: Callable[..., nn.Module], shape: Any, classes: int) 
         raise
     except Exception as error:
         raise ModelError(
-            f'model.factory "{path}" failed with {type(error).__name__}: {error}; '
+            f'model.factory "{path}" failed with {type(error).__name__}: {error}{place_of(error)}; '
             f"it is called as make(shape, classes), here make({shape}, {classes})"
         ) from error
     if not isinstance(module, nn.Module):

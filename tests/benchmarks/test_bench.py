@@ -19,7 +19,7 @@ from benchmarks.__main__ import commands
 from benchmarks.baselines import environments
 from benchmarks.baselines import measure as baselines
 from benchmarks.baselines.environments import LIBRARIES, Library, environment_of, script_of
-from benchmarks.baselines.work import Work, circulant
+from benchmarks.baselines.work import Work, circulant, layers, samples_of
 from benchmarks.figures import draw
 from benchmarks.measurements import Row, Skip, fit, in_turn, met, ratio
 from benchmarks.plain_torch import PlainTorch
@@ -211,6 +211,15 @@ def test_scaling_at_a_tiny_size_and_parts_meet_in_one_folder(tmp_path: Path, mon
     assert "exponent" in part["fits"]["N"]["time"]
 
 
+def test_the_record_reaches_100_000_clients_with_models_of_1_000_numbers() -> None:
+    (points,) = scaling.make_record(quick=False).points.values()
+    assert points[-1][0] == points[-1][1].clients == 100_000
+    assert {(size.clusters, size.steps, size.samples) for _, size in points} == {(2, 5, 20)}
+    assert points[-1][1].parameters == 997
+    content = {"format": 1, "parts": {"record": measured("scaling", scaling_rows())["parts"]["scaling"]}}
+    assert tables.markdown(content).startswith("**record: clients that keep their models, on one machine**")
+
+
 def test_exponents_reach_the_tables_and_the_picture(tmp_path: Path) -> None:
     content = measured("scaling", scaling_rows())
     text = tables.markdown(content)
@@ -332,6 +341,36 @@ def test_a_ready_environment_is_used_again(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 4
 
 
+def test_a_library_gets_a_python_that_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environments.python_for(ABSENT) == sys.executable
+    newer = replace(ABSENT, needs=(3, 99))
+    monkeypatch.setattr(environments.shutil, "which", {"python3.100": "/there"}.get)
+    assert environments.python_for(newer) == "/there"
+    monkeypatch.setattr(environments.shutil, "which", lambda name: None)
+    with pytest.raises(Skip, match=r"absent 1.0 needs Python 3.99 or newer, which is not in PATH"):
+        environments.python_for(newer)
+
+
+def test_the_cnn_of_both_sides_is_the_same() -> None:
+    work = Work(clients=2, hidden=5, samples=4, batch=2, degree=1, rounds=2, threads=1, model="cnn")
+    theirs, ours = (
+        torch.nn.Sequential(*layers(work)),
+        Size(model="cnn-pfl", colours=3, inputs=1024, hidden=5).make_model(),
+    )
+    assert theirs(samples_of(0, work)[0]).shape == (4, 10)
+    assert str(ours) == str(theirs)
+    assert (
+        sum(p.numel() for p in Size(model="cnn-pfl", colours=3, inputs=1024, hidden=128).make_model().parameters())
+        == 1_626_442
+    )
+
+
+@pytest.mark.usefixtures("in_process")
+def test_our_side_does_the_work_of_both_models() -> None:
+    tiny = Work(clients=3, hidden=2, samples=4, batch=2, degree=2, rounds=2, threads=1)
+    assert all(baselines.ours(replace(tiny, model=model)) > 0 for model in ("mlp", "cnn"))
+
+
 def test_the_scripts_of_other_libraries_do_not_import_dfca() -> None:
     for library in LIBRARIES:
         assert "dfca" not in [line.split()[1].split(".")[0] for line in _imports(script_of(library))]
@@ -384,7 +423,7 @@ def test_ranks_are_skipped_with_the_error_of_the_run() -> None:
 
 
 def test_parts_and_repeats_are_checked(tmp_path: Path) -> None:
-    assert run.choose_parts([]) == ["floor", "peers", "scaling", "ranks", "events"]
+    assert run.choose_parts([]) == ["floor", "peers", "scaling", "record", "ranks", "events"]
     assert run.choose_parts(["all"]) == run.choose_parts([])
     assert run.choose_parts(["ranks", "floor"]) == ["floor", "ranks"]
     with pytest.raises(ConfigError, match='unknown part "flor"; did you mean "floor"'):

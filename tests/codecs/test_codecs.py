@@ -212,6 +212,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another shape": ({"incoming": lambda payload, own, context: payload[0][1:]}, r"must return \(43,\) of .* \(42,\)"),
     "no tensor": ({"incoming": lambda payload, own, context: None}, r"must return \(43,\) of .* got NoneType"),
     "not finite": ({"incoming": lambda payload, own, context: own / 0}, "incoming .* a number that is not finite"),
+    "parts fail": ({"parts": lambda size: 1 / 0}, "parts of codec mine failed with ZeroDivisionError"),
+    "parts are no pairs": ({"parts": lambda size: [size]}, r"must list pairs of a torch.dtype .* got 43"),
+    "a length below 0": ({"parts": lambda size: [(torch.int8, -1)]}, "a length >= 0, .* got "),
+    "no parts": ({"parts": None}, "parts of codec mine failed with TypeError"),
     "incoming fails": ({"incoming": lambda payload, own, context: 1 / 0}, "incoming of codec mine failed with ZeroDiv"),
 }
 

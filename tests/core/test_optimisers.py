@@ -10,17 +10,23 @@ from typing import get_args
 import pytest
 import torch
 from torch import nn
-from toy import make_toy_split
+from toy import make_toy_setting, make_toy_split
 
 import dfca
 from dfca.base.errors import ConfigError
+from dfca.core.algorithm import Choice
 from dfca.core.learning.local import draw_steps, local_steps, spans
-from dfca.core.learning.optimisers import clipped
+from dfca.core.learning.optimisers import Kept, clipped
 from dfca.core.learning.params import FlatModel
 from dfca.core.method import LocalOptions, Precision, StepTable
 from dfca.models import cnn, cnn_tutorial
 from dfca.node.task.facts import LocalFacts
+from dfca.node.work.worker import Worker
+from dfca.peer.records.work import Train
+from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.local.engine import make_engine
+from dfca.sim.rounds.simulation import Simulation
+from dfca.testing import lockstep, make_clients, stack
 
 SPLIT = make_toy_split()
 OPTIONS = {"clusters": 2, "rounds": 3, "topology": "complete", "evaluate_every": 3}
@@ -88,6 +94,106 @@ def test_fast_paths_are_for_plain_sgd() -> None:
         make_engine("stacked", flat, own, 0, SPLIT.train, "cpu")
 
 
+KEPT: list[dict] = [{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": torch.optim.RMSprop}]
+
+
+@pytest.mark.parametrize("options", KEPT)
+@pytest.mark.parametrize("model", MODELS)
+def test_rounds_with_a_kept_state_are_one_long_training(model: str, options: dict) -> None:
+    """A client without neighbours, three rounds of two steps: the state of its optimiser is never begun anew."""
+    given = {**OPTIONS, **options, "steps": 2, "learning_rate": 0.01, "dtype": torch.float64, "evaluate_every": 1}
+    kept, fresh = (
+        dfca.simulate(MODELS[model], SPLIT, "local", optimizer_state=state, **given) for state in ("kept", "fresh")
+    )
+    whole = dfca.simulate(MODELS[model], SPLIT, "local", **{**given, "steps": 6, "rounds": 1})
+    torch.testing.assert_close(kept.banks, whole.banks, rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(fresh.banks, whole.banks)
+
+
+@pytest.mark.parametrize("options", KEPT)
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto", "fedavg", "dfedavgm"])
+def test_a_kept_state_is_the_same_in_every_engine_virtual_time_and_lockstep(algorithm: str, options: dict) -> None:
+    given = {**OPTIONS, **options, "learning_rate": 0.05, "dtype": torch.float64, "optimizer_state": "kept"}
+    loop, threads, auto = (
+        dfca.simulate(MODELS["dense"], SPLIT, algorithm, engine=engine, **given)
+        for engine in ("loop", "threads", "auto")
+    )
+    assert torch.equal(loop.banks, threads.banks)
+    torch.testing.assert_close(loop.banks, auto.banks)
+    if algorithm == "dfca-auto":
+        return
+    ideal = dfca.simulate(MODELS["dense"], SPLIT, algorithm, world="ideal", aggregation="batch", **given)
+    torch.testing.assert_close(ideal.banks, loop.banks, rtol=1e-6, atol=1e-8)
+    local = LocalOptions(learning_rate=0.05, optimizer_state="kept", **options)
+    setting = make_toy_setting(algorithm, rounds=3, local=local, clusters=2)
+    simulation = Simulation(setting)
+    for _ in range(3):
+        simulation.step()
+    stacked = stack(lockstep(setting))
+    torch.testing.assert_close(simulation.banks.expand_as(stacked), stacked, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [Simulation, EventSimulation])
+def test_a_kept_state_survives_a_checkpoint(kind: type) -> None:
+    local = LocalOptions(learning_rate=0.05, optimizer="adam", optimizer_state="kept")
+    setting = make_toy_setting("dfca-gi", rounds=4, local=local, aggregation="batch")
+    one, two = kind(setting), kind(setting)
+    for _ in range(2):
+        one.step()
+    tensors, facts = one.state()
+    two.restore({name: tensor.clone() for name, tensor in tensors.items()}, facts)
+    while not one.done:
+        one.step()
+    while not two.done:
+        two.step()
+    assert torch.equal(one.banks, two.banks)
+
+
+def test_a_round_that_is_done_again_begins_where_it_began() -> None:
+    kept = Kept()
+    kept.after(1, 0, 3, {"velocity/0": torch.ones(2)})
+    kept.after(1, 0, 4, {"velocity/0": torch.full((2,), 5.0)})
+    assert kept.before(1, 0, 4)["velocity/0"].tolist() == [1, 1]
+    kept.after(1, 0, 4, {"velocity/0": torch.full((2,), 6.0)})
+    assert kept.before(1, 0, 5)["velocity/0"].tolist() == [6, 6]
+    assert kept.before(1, 1, 5) == {}  # another cluster
+    assert kept.before(2, 0, 5) == {}
+    again = Kept()
+    again.restore(kept.tensors())
+    assert again.before(1, 0, 4)["velocity/0"].tolist() == [1, 1]
+
+
+def stateless(groups: list, lr: float) -> object:
+    return type("Still", (), {"step": lambda self: None, "state": None})()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "sentence"),
+    [
+        ("deprl", {"momentum": 0.5}, "methods that train one whole model, got deprl"),
+        ("fedem", {"optimizer": "adam"}, "methods that train one whole model, got fedem"),
+        ("dfca-gi", {"optimizer": "adam", "engine": "stacked"}, "every client keeps the state of its optimiser"),
+        ("dfca-gi", {"optimizer": stateless}, "has no state of tensors"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused(algorithm: str, options: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        dfca.simulate(MODELS["dense"], SPLIT, algorithm, **OPTIONS, optimizer_state="kept", **options)
+
+
+def test_a_device_keeps_the_state_of_its_optimiser() -> None:
+    assert LocalFacts(optimizer="adam", optimizer_state="kept").options().keeps_state
+    assert "optimizer_state" not in LocalFacts().as_of(1)
+    local = LocalOptions(steps=2, learning_rate=0.01, optimizer="adam", optimizer_state="kept")
+    client = make_clients(make_toy_setting("local", local=local))[0]
+    bank = client.start().bank
+    worker = Worker(client)
+    for round in range(3):
+        bank = worker.run(Train(round), bank).model[None]
+    whole = replace(client, method=client.method.changed(local=replace(local, steps=6)))
+    torch.testing.assert_close(bank[0], whole.train(client.start().bank, Choice(0), 0))
+
+
 def test_schedules() -> None:
     rates = [LocalOptions(learning_rate=1.0, warmup_rounds=3).at(r).learning_rate for r in range(5)]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -127,7 +233,7 @@ def broken(groups: list, lr: float) -> None:
     [
         ({"optimizer": "sgdd"}, 'local.optimizer "sgdd"'),
         ({"optimizer": "adam", "momentum": 0.5}, 'local.momentum is of optimizer "sgd", got 0.5 and "adam"'),
-        ({"optimizer": broken}, "local.optimizer broken failed with ValueError: no; it is called as make"),
+        ({"optimizer": broken}, "local.optimizer broken failed with ValueError: no ("),
         ({"optimizer": lambda groups, lr: 3}, "must return an object with step"),
         ({"clip": 0.0}, "clip"),
         ({"cosine_rounds": 0}, "cosine_rounds"),

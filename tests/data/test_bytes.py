@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dfca
+from dfca.data import clients
+from dfca.sim.local import engine
 
 
 def samples(clients: int, count: int, shape: tuple[int, ...], floats: bool) -> list[Any]:
@@ -62,3 +64,21 @@ def test_runs_on_bytes_are_bit_identical_to_runs_on_floats(model: str, algorithm
     runs = [dfca.simulate(MODELS[model], make_split(floats), algorithm, **options) for floats in (False, True)]
     assert torch.equal(runs[0].banks, runs[1].banks)
     assert [run.score for run in runs[:1]] == [run.score for run in runs[1:]]
+
+
+def test_stacked_clients_turn_bytes_into_numbers_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[int] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        converted.append(x.numel())
+        return x.to(torch.float32).div_(255)
+
+    split = make_split(floats=False)
+    monkeypatch.setattr(clients, "_from_bytes", note)
+    monkeypatch.setattr(engine, "CHUNK_BYTES", 1)
+    options: dict[str, Any] = {"clusters": 2, "rounds": 2, "topology": "complete", "engine": "stacked"}
+    dfca.simulate(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 4), nn.Tanh(), nn.Linear(4, 3)), split, "dfca-gi", **options
+    )
+    assert 0 < max(converted) <= split.train.sizes[0] * 100  # of one client
+    assert split.train.stacked()[0][1].dtype == torch.float32

@@ -168,3 +168,17 @@ def test_the_table_of_the_design_names_modules_that_exist() -> None:
         for folder, word in named
         if not (PACKAGE / folder / f"{word}.py").exists() and not (PACKAGE / folder / word).is_dir()
     ] == []
+
+
+def test_no_merge_has_left_its_marks() -> None:
+    """In a docstring or a page neither a formatter nor a type checker would find them."""
+    marks = re.compile(r"^\s*(<{7} |>{7} )", re.MULTILINE)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (*SOURCES, *SCRIPTS, *PAGES)}
+    assert [name for name, text in texts.items() if marks.search(text)] == []
+
+
+def test_few_tables_may_hold_anything() -> None:
+    """What is read from a file is parsed at the edge into records; above it, types say what a table holds."""
+    rooms = [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] in ("api", "report", "runs", "sim")]
+    lines = [line for path in rooms for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sum(bool(re.search(r"\b(dict|Mapping)\[str, Any\]", line)) for line in lines) < 60

@@ -76,7 +76,8 @@ def test_readme_is_short_and_its_speeds_are_the_measured_ones() -> None:
         for name, cell in zip(LIBRARIES, cells.split(" | "), strict=True)
     }
     rows = load_bench(ROOT / "results" / "bench.json")["parts"]["peers"]["rows"]
+    works = {row["name"].rpartition(", ")[0] for row in rows}
     for library in ("Flower", "fluke"):
         ratios = [row["ratio"]["median"] for row in rows if library in row["name"]]
-        assert len(ratios) == 4
+        assert len(ratios) == len(works) >= 4
         assert stated[library] == (round(min(ratios)), round(max(ratios)))

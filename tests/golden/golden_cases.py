@@ -615,7 +615,7 @@ class Swarm:
 
     def _nearer(self, i: int, model: Tensor, share: float) -> Tensor:
         samples = self._samples(i, 0)
-        goal = [math.fsum(each[axis] for each in samples) / 8 for axis in (0, 1)]
+        goal = [math.fsum(sample[axis] for sample in samples) / 8 for axis in (0, 1)]
         return torch.tensor(
             [a + share * (g - a) for a, g in zip(model.tolist(), goal, strict=True)], dtype=torch.float64
         )

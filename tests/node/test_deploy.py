@@ -221,7 +221,7 @@ def check_removal(desk: Desk) -> None:
     """Nobody is linked with a device that was removed, soon and later."""
     for device, node in (("A", "kitchen"), ("B", "garage")):
         limit = time.monotonic() + 30
-        while any(each["name"] == "attic" or each["state"] != "up" for each in links(desk, device, node)):
+        while any(link["name"] == "attic" or link["state"] != "up" for link in links(desk, device, node)):
             assert time.monotonic() < limit, links(desk, device, node)
             time.sleep(0.5)
     assert desk.status("A", "kitchen")["members"] == desk.status("B", "garage")["members"] == 2
@@ -255,7 +255,7 @@ def test_two_devices_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert f"the code on both screens is {code}" in (desk.folder / "A/kitchen/node.log").read_text()
         desk.type(Command("B", "dfca node run garage", ("... an election ended: there are 2 clusters",)))
         states = [wait_for_round(desk.folder / name, 10) for name in ("A/kitchen", "B/garage")]
-        assert [each["clusters"] for each in states] == [2, 2]
+        assert [state["clusters"] for state in states] == [2, 2]
         assert states[0]["cluster"] != states[1]["cluster"]
         monkeypatch.chdir(desk.folder / "A")
         check_predictions(desk, dfca("node", "predict", "kitchen", "new.csv"))
@@ -298,7 +298,7 @@ def test_the_commands_and_options_of_the_page_exist() -> None:
     groups = get_command(app).commands  # type: ignore[attr-defined]
     for group, name, rest in re.findall(r"dfca (node|keys) ([a-z]+)([^`\n|]*)", PAGE):
         command = groups[group].commands[name]
-        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known, (name, rest)
     for option in re.findall(r"`(--[a-z-]+)", PAGE):
         assert any(option in (*each.opts, *each.secondary_opts) for each in all_options(groups)), option

@@ -54,7 +54,10 @@ def test_a_fleet_from_the_first_key_to_the_last_removal(folder: Path) -> None:
     assert facts == FACTS | {"founder": Identity.load(folder / "home").id}
     kitchen, garage = Roster.load(folder / "kitchen" / "roster.json"), Roster.load(folder / "garage" / "roster.json")
     assert kitchen.digest() == garage.digest()
-    assert {each.name: each.may_introduce for each in garage.members().values()} == {"kitchen": False, "garage": True}
+    assert {member.name: member.may_introduce for member in garage.members().values()} == {
+        "kitchen": False,
+        "garage": True,
+    }
     assert garage.member(garage.root) is None  # the authority takes no part
 
     keys("remove", "home", "garage", "--yes", "--out", "removed.json")

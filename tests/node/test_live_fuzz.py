@@ -177,7 +177,9 @@ def test_100_000_mutated_frames_are_read_by_a_live_node_and_leave_its_bank_as_it
 
 def rtt_s(path: Path, name: str) -> float:
     """Ask a node for its round trip to another."""
-    return float(next(each["rtt_s"] for each in call(path, "status")["neighbours"] if each["name"] == name))
+    return float(
+        next(neighbour["rtt_s"] for neighbour in call(path, "status")["neighbours"] if neighbour["name"] == name)
+    )
 
 
 @pytest.mark.slow
@@ -202,10 +204,10 @@ def test_mutated_frames_over_tls_leave_a_node_process_as_it_is(tmp_path: Path) -
 
     def read() -> int:
         found = json.loads((victim.path / READS_FILE).read_text())
-        return sum(found.get(each.identity.id, 0) for each in folders[2:])
+        return sum(found.get(folder.identity.id, 0) for folder in folders[2:])
 
     async def go() -> tuple[int, int, list[float]]:
-        villains = [Villain.of(NodeFolder.load(each.path)) for each in folders[2:]]
+        villains = [Villain.of(NodeFolder.load(folder.path)) for folder in folders[2:]]
         for place, each in enumerate(villains):
             await each.listen(port + 2 + place)
         target = Target(victim.identity.id, victim.identity.certificate, port)
@@ -217,8 +219,8 @@ def test_mutated_frames_over_tls_leave_a_node_process_as_it_is(tmp_path: Path) -
             if attacks.done() or await asyncio.to_thread(read) >= count:
                 done.set()
         found = await attacks
-        for each in villains:
-            await each.close()
+        for villain in villains:
+            await villain.close()
         return sum(written for written, _ in found), sum(links for _, links in found), seen
 
     try:

@@ -157,16 +157,16 @@ def test_a_neighbour_whose_certificate_expired_is_named(tmp_path: Path, monkeypa
             make_device(each, roster.copy(), tmp_path / name, FAST, Swarm(SWARM, SIZE))
             for each, name in ((good, "a"), (old, "b"))
         ]
-        for each in devices:
-            each.roster.announce(each.identity, [await each.transport.start()])
-        for each in devices:
-            each.roster.merge(devices[0].roster.records() + devices[1].roster.records())
-            each.transport.open(each.node)
+        for device in devices:
+            device.roster.announce(device.identity, [await device.transport.start()])
+        for device in devices:
+            device.roster.merge(devices[0].roster.records() + devices[1].roster.records())
+            device.transport.open(device.node)
         status = devices[0].transport.status
         await until(lambda: "its certificate expired on" in status()["neighbours"][old.id]["last_error"])
         await asyncio.sleep(1.0)
         assert devices[0].node.up() == devices[1].node.up() == set()
-        for each in devices:
-            await each.transport.stop()
+        for device in devices:
+            await device.transport.stop()
 
     asyncio.run(run())

@@ -53,12 +53,12 @@ def claims(told: tuple[Entry, ...]) -> list[Any]:
 
 def test_a_lineage_has_no_more_voters_than_devices_and_a_root_among_them() -> None:
     kinds = {kind for kind in m.KINDS if {"lineage", "base"} & set(kind._fields)}
-    assert {type(each) for each in claims(())} == kinds
-    for each in claims(lineage(3)):
-        assert find_lie(each, KNOWN) is None
+    assert {type(claim) for claim in claims(())} == kinds
+    for claim in claims(lineage(3)):
+        assert find_lie(claim, KNOWN) is None
     for told, reason in ((lineage(4), "number"), (lineage(2**53), "number"), (lineage(3, root=8), "member")):
-        for each in claims(told):
-            lie = find_lie(each, KNOWN)
+        for claim in claims(told):
+            lie = find_lie(claim, KNOWN)
             assert lie is not None
             assert lie.reason == reason
 

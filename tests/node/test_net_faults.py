@@ -36,7 +36,7 @@ async def half_read(found: World, reader: int) -> None:
 
     def got() -> int:
         neighbours = found.devices[reader].transport.status()["neighbours"].values()
-        return sum(pull["got"] for each in neighbours for pull in each["pulls"])
+        return sum(pull["got"] for neighbour in neighbours for pull in neighbour["pulls"])
 
     await until(lambda: 3e5 < got() < 1.9e6)
 
@@ -97,15 +97,15 @@ def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) 
             found.proxies[1].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, 1)
-            for each in found.proxies:
-                each.refusing = True
-                each.cut()
+            for proxy in found.proxies:
+                proxy.refusing = True
+                proxy.cut()
             await until(lambda: not sink.node.up() and partial_bytes(sink.identity.folder))
             (path,) = (sink.identity.folder / "partial").iterdir()
             path.write_bytes(bytes(path.stat().st_size))  # zeros, as after a power cut
-            for each in found.proxies:
-                each.refusing = False
-                each.resume()
+            for proxy in found.proxies:
+                proxy.refusing = False
+                proxy.resume()
             await until(lambda: sink.node.messages)
             assert sink.transport.status()["refused"] == {}
 
@@ -121,8 +121,8 @@ def test_a_message_that_must_arrive_is_lost_with_its_link_and_an_update_is_not(t
             source.transport.send(sink.number, Served(1, torch.ones(2, LARGE.size)))
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await asyncio.sleep(0.2)
-            for each in found.proxies:
-                each.cut()
+            for proxy in found.proxies:
+                proxy.cut()
             found.proxies[1].bytes_per_s = None
             await until(lambda: sink.node.messages)
             await asyncio.sleep(0.2)
@@ -334,7 +334,9 @@ def test_a_device_that_can_only_dial_out_sends_and_reads_models(tmp_path: Path) 
             for device in found.devices:
                 status = device.transport.status()
                 assert status["refused"] == {}
-                walls = [each["walled"] for each in status["neighbours"].values() if each["name"] == "d0"]
+                walls = [
+                    neighbour["walled"] for neighbour in status["neighbours"].values() if neighbour["name"] == "d0"
+                ]
                 assert walls == ([] if device is walled else [True])
             await until(lambda: walled.transport.status()["cached_bytes"] == 0)
 

@@ -70,7 +70,8 @@ def test_an_idle_node_is_within_70_megabytes_of_torch(tmp_path: Path) -> None:
     for life in range(2):
         command = [sys.executable, "-m", "dfca", "node", "run"]
         children = [
-            subprocess.Popen([*command, str(each.path)], env=ENVIRONMENT, stderr=subprocess.DEVNULL) for each in folders
+            subprocess.Popen([*command, str(folder.path)], env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+            for folder in folders
         ]
         try:
             found = [wait_until_idle(each.path, child) for each, child in zip(folders, children, strict=True)]

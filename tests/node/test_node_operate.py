@@ -361,5 +361,7 @@ def test_the_dockerfile_names_files_and_extras_that_exist() -> None:
     entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
     assert entry[0] in project["scripts"]
     command = json.loads(next(line for line in lines if line.startswith("CMD")).removeprefix("CMD "))
-    names = [each.name or each.callback.__name__ for each in node_commands.registered_commands if each.callback]
+    names = [
+        command.name or command.callback.__name__ for command in node_commands.registered_commands if command.callback
+    ]
     assert command[0] in names

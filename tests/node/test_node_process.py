@@ -90,7 +90,7 @@ def test_kill_9_in_the_middle_of_saves_leaves_the_last_or_the_one_before(tmp_pat
         assert done <= saved.round <= done + 1  # what was reported as saved is there
         assert torch.equal(saved.bank, bank * saved.round)
         store.clean()
-        assert {each.suffix for each in tmp_path.iterdir()} == {".safetensors"}
+        assert {entry.suffix for entry in tmp_path.iterdir()} == {".safetensors"}
         last = saved.round
 
 
@@ -136,12 +136,12 @@ def test_whatever_is_wrong_with_a_folder_is_one_sentence_and_status_2(
     founder: Path, change: Any, sentence: str
 ) -> None:
     change(founder)
-    before = sorted(each.name for each in founder.iterdir())
+    before = sorted(entry.name for entry in founder.iterdir())
     result = dfca("run", founder)
     assert result.exit_code == 2, result.output
     (line,) = [line for line in result.output.splitlines() if line.startswith("error: ")]
     assert sentence in line
-    assert {each.name for each in founder.iterdir()} <= {*before, "lock", "node.log", "partial"}
+    assert {entry.name for entry in founder.iterdir()} <= {*before, "lock", "node.log", "partial"}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_mistakes_on_the_command_line_are_one_sentence_and_leave_nothing(
 def test_remove_works_on_the_files_where_no_node_runs(tmp_path: Path) -> None:
     first, _second = make_swarm(tmp_path, (0, 0))
     assert "the others hear of it when this node runs" in dfca("remove", first.path, "node1").output
-    assert [each.name for each in NodeFolder.load(first.path).roster.members().values()] == ["node0"]
+    assert [member.name for member in NodeFolder.load(first.path).roster.members().values()] == ["node0"]
     wrong = dfca("remove", first.path, "node1")
     assert wrong.exit_code == 2
     assert '"node1" is not a member of the swarm; members: node0' in wrong.output

@@ -40,14 +40,14 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
 
     async def life(number: int, least: int) -> list[dict[str, Any]]:
         network = MemoryNetwork(())
-        services = [memory_service(network, NodeFolder.load(each.path)) for each in folders]
-        running = [asyncio.create_task(each.run()) for each in services]
-        await until(lambda: all(rounds(each) >= least and each.work.report for each in services))
-        found = [each.status() for each in services]
+        services = [memory_service(network, NodeFolder.load(folder.path)) for folder in folders]
+        running = [asyncio.create_task(service.run()) for service in services]
+        await until(lambda: all(rounds(service) >= least and service.work.report for service in services))
+        found = [service.status() for service in services]
         with pytest.raises(InUse, match="runs already; stop it first"):
             await memory_service(network, NodeFolder.load(folders[0].path)).run()
-        for each in services:
-            each.stop()
+        for service in services:
+            service.stop()
         await asyncio.gather(*running)
         return found
 
@@ -57,7 +57,7 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
     assert all(each["clusters"] >= 1 and each["members"] == 3 for each in first)
     assert all(each["folds"] > 0 for each in first)
     assert all(each["refused"]["model"] == 1 for each in first)
-    saved = [each.store().load() for each in folders]
+    saved = [folder.store().load() for folder in folders]
     banks = [each.bank for each in saved if each is not None and each.bank is not None]
     assert len(banks) == 3
     last = [each.round for each in saved if each is not None]
@@ -100,7 +100,7 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         second, also = await grpc_service(b)
         await until(lambda: second.notes.counts["join"] > 0 and second.notes.counts["fold"] > 3)
         status = await asyncio.to_thread(read_status, a)
-        assert [(each["name"], each["state"]) for each in status["neighbours"]] == [("garage", "up")]
+        assert [(neighbour["name"], neighbour["state"]) for neighbour in status["neighbours"]] == [("garage", "up")]
         assert status["bytes_in"] > 0
         found = (await asyncio.to_thread(read_members, a))["members"]
         assert [(each["name"], each["link"]) for each in found] == [("garage", "up"), ("kitchen", "this device")]
@@ -419,9 +419,9 @@ def test_services_that_start_together_see_each_other_run_by_their_links(tmp_path
 
     async def scenario() -> list[int]:
         network = MemoryNetwork(())
-        services = [memory_service(network, each, until_done=True) for each in folders]
-        await asyncio.wait_for(asyncio.gather(*(each.run() for each in services)), 60)
-        return [each.node.machine.round for each in services]
+        services = [memory_service(network, folder, until_done=True) for folder in folders]
+        await asyncio.wait_for(asyncio.gather(*(service.run() for service in services)), 60)
+        return [service.node.machine.round for service in services]
 
     assert asyncio.run(scenario()) == [1, 1, 1]
 
@@ -433,8 +433,8 @@ def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_p
 
     async def scenario() -> list[Service]:
         network = MemoryNetwork(())
-        services = [memory_service(network, each, until_done=True) for each in folders]
-        await asyncio.wait_for(asyncio.gather(*(each.run() for each in services)), 120)
+        services = [memory_service(network, folder, until_done=True) for folder in folders]
+        await asyncio.wait_for(asyncio.gather(*(service.run() for service in services)), 120)
         return services
 
     services = asyncio.run(scenario())

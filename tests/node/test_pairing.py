@@ -164,8 +164,8 @@ def test_only_one_device_per_invite(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         invite = await home.invite()
         results = await asyncio.gather(*(enter(invite, each) for each in people[1:]), return_exceptions=True)
-        assert sum(isinstance(each, Joined) for each in results) == 1
-        lost = [each.reason for each in results if isinstance(each, PairingError)]
+        assert sum(isinstance(result, Joined) for result in results) == 1
+        lost = [result.reason for result in results if isinstance(result, PairingError)]
         assert len(lost) == 2
         assert set(lost) <= {"used", "unreachable", "connection lost"}
         assert len(home.roster.members()) == 2

@@ -114,7 +114,7 @@ def test_faults_are_drawn_by_the_seed() -> None:
     plans = [FaultPlan(FaultOptions(5.0, 20.0, seed=3), 4, edges) for _ in range(2)]
     victims = [[plan.victim(now) for now in (1.0, 5.0, 6.0, 10.0)] for plan in plans]
     assert victims[0] == victims[1]
-    assert [each is None for each in victims[0]] == [True, False, True, False]
+    assert [victim is None for victim in victims[0]] == [True, False, True, False]
     cuts = [[plan.links(now) for now in (19.0, 20.0, 41.0)] for plan in plans]
     assert cuts[0] == cuts[1]
     assert cuts[0][0] is None
@@ -128,6 +128,7 @@ def test_faults_are_drawn_by_the_seed() -> None:
         ({"algorithms": ["ifca"]}, 8, r'^nodes cannot run "ifca"; use --algorithm with one of dfca-auto, '),
         ({"world": {"preset": "wifi"}}, 8, r"^a swarm runs in real time, and this experiment has a \[world\]"),
         ({"participation": 0.5}, 8, r"^in a swarm every node takes part, got participation = 0.5"),
+        ({"mixing": {"private": "head"}}, 8, r"^members of a swarm send whole models: leave mixing.private out"),
         ({"data": TINY["data"] | {"drift_share": 0.2}}, 8, r"^a swarm has no drift yet"),  # type: ignore[operator]
         ({}, 1, r"^--nodes must be >= 2, got 1"),
     ],

@@ -50,7 +50,7 @@ def let_it_talk(run: Attack) -> None:
 
 
 def frames_of(*messages: Any) -> list[bytes]:
-    return [serialize(pb.Frame(message=codec.encode(each)[0])) for each in messages]
+    return [serialize(pb.Frame(message=codec.encode(message)[0])) for message in messages]
 
 
 def absurd(number: int) -> list[bytes]:
@@ -134,8 +134,8 @@ def test_a_member_that_lies_does_not_stop_or_slow_the_others(tmp_path: Path) -> 
                 await asyncio.sleep(0.5)
             before = resident_mb()
             slowdown = await run.slowdown(pests, 2)
-            for each in tasks:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             print(f"slowed {slowdown} times; {run.refused()}")
             assert run.errors == []
@@ -192,7 +192,9 @@ def test_a_thousand_strangers_do_not_slow_the_others(tmp_path: Path) -> None:
                         writer.write(b"\x16\x03\x01\x02\x00" if i % 3 else b"GET / HTTP/1.1\r\n\r\n")
                     opened.append(writer)
                 yield
-                links = [each["state"] for each in victim.status()["neighbours"] if each["name"] != "node2"]
+                links = [
+                    neighbour["state"] for neighbour in victim.status()["neighbours"] if neighbour["name"] != "node2"
+                ]
                 assert links == ["up"]
                 for writer in opened:
                     writer.transport.abort()
@@ -208,7 +210,7 @@ def test_a_thousand_strangers_do_not_slow_the_others(tmp_path: Path) -> None:
 def test_kill_9_twenty_times_at_random_moments_of_a_swarm(tmp_path: Path) -> None:
     folders = make_swarm(tmp_path, (0, 1, 0), free_port(3))
     draw = random.Random(0)
-    paths = [each.path for each in folders]
+    paths = [folder.path for folder in folders]
     running = [start(path) for path in paths]
     try:
         models = [wait_for_round(path, process, 3)["clusters"] for path, process in zip(paths, running, strict=True)]
@@ -223,7 +225,7 @@ def test_kill_9_twenty_times_at_random_moments_of_a_swarm(tmp_path: Path) -> Non
             assert len(saved.bank) >= min(models)
             assert bool(torch.isfinite(saved.bank).all())
             running[victim] = start(paths[victim])
-        rounds = [each.store().load().round for each in folders]  # type: ignore[union-attr]
+        rounds = [folder.store().load().round for folder in folders]  # type: ignore[union-attr]
         found = [
             wait_for_round(path, process, least + 2)
             for path, process, least in zip(paths, running, rounds, strict=True)

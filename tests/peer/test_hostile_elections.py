@@ -178,10 +178,10 @@ def test_the_others_elect_and_train(kind: str, is_root: bool) -> None:
         node.limit_peers(setting.clients)
     took = run(nodes, number)
     machines = [node.machine for i, node in nodes.items() if i != number]
-    print(f"{kind}: {took:.0f} s, {[each.refused for each in machines]}")
+    print(f"{kind}: {took:.0f} s, {[machine.refused for machine in machines]}")
     assert hostile.done or (kind, is_root) in EXCUSED
-    assert [each.round for each in machines] == [3] * len(machines)
-    assert len({each.lineage for each in machines}) == 1  # type: ignore[attr-defined]
+    assert [machine.round for machine in machines] == [3] * len(machines)
+    assert len({machine.lineage for machine in machines}) == 1  # type: ignore[attr-defined]
     (entry,) = machines[0].lineage  # type: ignore[attr-defined]
     assert entry.voters <= setting.clients
     assert entry.voters >= setting.clients - 1  # what it decides alone is not taken over

@@ -431,7 +431,10 @@ def test_the_page_shows_the_table_and_needs_nothing_beside_it(run_folder: Path) 
     page = Page(text)
     assert page.open == []
     assert len(page.ids) == len(set(page.ids)), "two figures share an id"
-    assert all((each.startswith("#") and each[1:] in page.ids) or each.startswith("data:") for each in page.references)
+    assert all(
+        (reference.startswith("#") and reference[1:] in page.ids) or reference.startswith("data:")
+        for reference in page.references
+    )
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
     assert "http://" not in text
     assert "https://" not in text
@@ -560,7 +563,7 @@ def test_damaged_files_are_named(run_folder: Path, changed: Changes) -> None:
     with pytest.raises(RunError, match="lacks lines of metrics: dfca-gi, seed 0, has 0 of 2"):
         write_report(folder)
     summary = json.loads((folder / "summary.json").read_text())
-    summary["runs"] = [{key: value for key, value in each.items() if key != "lines"} for each in summary["runs"]]
+    summary["runs"] = [{key: value for key, value in run.items() if key != "lines"} for run in summary["runs"]]
     (folder / "summary.json").write_text(json.dumps(summary))  # as version 0.2 wrote it
     for name, text, sentence in (
         ("topology.json", '{"0": {}}', "files of another version or edited by hand"),

@@ -397,7 +397,7 @@ def test_graphs_are_placed_alike_every_time_and_bad_edges_are_dropped() -> None:
     found = drawn(graph)
     assert found["edges"] == [0, 1, 2, 3]
     assert len(found["positions"]) == 8
-    assert all(-1000 <= each <= 1000 for each in found["positions"])
+    assert all(-1000 <= position <= 1000 for position in found["positions"])
     assert drawn(dict(graph))["positions"] == found["positions"]
 
 

@@ -156,7 +156,7 @@ def test_the_names_of_many_lines_neither_overlap_nor_leave_their_chart(browser: 
             )
             assert all(max(names) <= edge for edge, names in right)
             tops = browser.run(f"{find}.map(each => {boxes}.map(box => box.top))")
-            assert all(b - a > 11 for each in tops for a, b in itertools.pairwise(sorted(each)))
+            assert all(b - a > 11 for top in tops for a, b in itertools.pairwise(sorted(top)))
 
 
 @pytest.mark.slow

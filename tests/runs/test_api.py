@@ -433,6 +433,12 @@ class BadForward(nn.Linear):
 
 ROWS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (ROWS[:, 0] > 0).long()
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise ValueError("not today")
+
+
 OWNER = [f"device {i // 10}" for i in range(60)]
 
 
@@ -457,6 +463,9 @@ def test_rows_with_their_owners_may_be_lists(data: Any) -> None:
             lambda: own(lambda: BadForward(4, 2)),
             f"AttributeError: 'Tensor' object has no attribute 'foo' ({__file__}, ",
         ),
+        (lambda: own(loss=fails), f"fails failed with ValueError: not today ({__file__}, line "),
+        (lambda: own(metric=fails), f"fails failed with ValueError: not today ({__file__}, line "),
+        (lambda: own(optimizer=fails), f"fails failed with ValueError: not today ({__file__}, line "),
         (
             lambda: own(data=lambda seed: 1 / 0),
             f"data(seed) failed with ZeroDivisionError: division by zero ({__file__}",

@@ -191,7 +191,7 @@ def test_availability_from_a_file(tmp_path: Path) -> None:
     file.write_text("client,begin_s,end_s\n3,0,10\n3,20,30\n")
     given = config({"availability": str(file)})
     assert given.world is not None
-    assert [(each.client, each.begin_s, each.end_s) for each in given.world.over(8).absences] == [
+    assert [(absence.client, absence.begin_s, absence.end_s) for absence in given.world.over(8).absences] == [
         (3, 10, 20),
         (3, 30, math.inf),
     ]

@@ -36,6 +36,17 @@ def test_a_warm_up_with_momentum_equals_the_synchronous_simulator() -> None:
     assert not torch.equal(result.banks, run(plain).banks)
 
 
+def test_with_a_given_number_of_clusters_dfca_auto_starts_as_dfca_fi_does() -> None:
+    made = [Simulation(make_toy_setting(name, clusters=2)) for name in ("dfca-fi", "dfca-auto")]
+    (first,), (second,) = (simulation.elections for simulation in made)
+    assert (first.turns, first.models_sent, first.scalars_sent) == (
+        second.turns,
+        second.models_sent,
+        second.scalars_sent,
+    )
+    assert torch.equal(made[0].banks, made[1].banks)
+
+
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.
@@ -138,8 +149,8 @@ def watch_lineages(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, bool]]:
 
     def watched(peer: Peer) -> float | None:
         if peer.bank is not None:
-            hellos = [each.hello for each in peer.links.values() if each.hello is not None]
-            seen.add((any(each.lineage > peer.lineage for each in hellos), peer.joiner.highest != peer.lineage))
+            hellos = [link.hello for link in peer.links.values() if link.hello is not None]
+            seen.add((any(hello.lineage > peer.lineage for hello in hellos), peer.joiner.highest != peer.lineage))
         return next_wake(peer)
 
     monkeypatch.setattr(Peer, "next_wake", watched)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import networkx as nx
 import pytest
@@ -24,7 +24,7 @@ from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Compute, Link, World
 from dfca.sim.liars import CLAIMED_LOSS, Liars
-from dfca.sim.local.choices import LIAR_KINDS, LiarOptions
+from dfca.sim.local.choices import LiarKind, LiarOptions
 from dfca.sim.rounds.simulation import Simulation
 
 TIMED = World(Compute(1.0, "lognormal"), Link(latency_s=0.3, spread=0.8))
@@ -97,7 +97,7 @@ KEPT = ("noise", "stale", "self-vote")
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in KEPT else pytest.mark.slow) for kind in LIAR_KINDS]
+    "kind", [pytest.param(kind, marks=() if kind in KEPT else pytest.mark.slow) for kind in get_args(LiarKind)]
 )
 def test_a_trace_replays_and_a_checkpoint_goes_on(kind: Any) -> None:
     changes = {"aggregation": "sequential", "robust": "clip", "rounds": 4, "evaluate_every": 1}

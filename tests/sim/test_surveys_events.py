@@ -237,7 +237,7 @@ def test_a_survey_that_changes_nothing_is_an_entry_without_clusters() -> None:
     assert opened_since((START, quiet), (START,)) == ()
     assert opened_since((START, quiet, reopened), (START,)) == (2,)  # and no other model
     rows = (), (START,), (START, quiet), (START, first, quiet, quiet)
-    assert [quiet_surveys(each) for each in rows] == [0, 0, 1, 2]
+    assert [quiet_surveys(row) for row in rows] == [0, 0, 1, 2]
     assert quiet_surveys((START, quiet, first)) == quiet_surveys((START, quiet, reopened)) == 0
 
 

@@ -113,7 +113,7 @@ def check_numbers(**values: Any) -> Numbers:
 def check_client(client: Any, clients: int) -> int:
     """Return the number of a client.
 
-    Raises ConfigError for what is none.
+    Raises ConfigError if there is no such client.
     """
     try:
         number = operator.index(client)

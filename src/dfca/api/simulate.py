@@ -32,9 +32,9 @@ from dfca.base.errors import (
     DfcaWarning,
     ModelError,
     explain_batch_norm,
+    place_of,
     unknown,
 )
-from dfca.base.imports import place_of
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.task import Task
 from dfca.core.method import Augment

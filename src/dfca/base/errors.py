@@ -14,6 +14,7 @@ DfcaWarning          what may be wrong; given by `warnings`, from Python
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -123,3 +124,12 @@ def explain_batch_norm() -> Iterator[None]:
             "batch norm cannot train on 1 sample, and a step of some client has 1; use a batch_size >= 2 that leaves "
             "no single sample over, or nn.GroupNorm in the place of batch norm"
         ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Say where in the user's own code an error was raised: " (model.py, line 12)"; nothing where it was not."""
+    ours, standard = __file__.rpartition("base")[0], traceback.__file__.rpartition("traceback")[0]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(place in frame.filename for place in (ours, standard, "site-packages", "dist-packages", "<frozen")):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""

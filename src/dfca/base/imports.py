@@ -10,13 +10,12 @@ import importlib
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.errors import ConfigError, DfcaError, place_of
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _folders: list[str] = []  # of experiment files, in front of sys.path
@@ -56,21 +55,6 @@ def import_function(name: str, key: str) -> Callable[..., Any]:
         raise ConfigError(f'{key} "{name}" must be callable, got {type(value).__name__}')
     function: Callable[..., Any] = value
     return function
-
-
-def place_of(error: BaseException) -> str:
-    """Say where in the user's own code an error was raised: " (model.py, line 12)"; nothing where it was not."""
-    libraries = (
-        str(Path(__file__).parents[1]),
-        "site-packages",
-        "dist-packages",
-        "<frozen",
-        f"{Path(traceback.__file__).parent}",
-    )
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not any(place in frame.filename for place in libraries):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
 
 
 def call_own(make: Callable[..., Any], clients: int, seed: int, what: str, kind: type[DfcaError] = ConfigError) -> Any:

@@ -276,7 +276,7 @@ class Algorithm:
             The algorithm with a private head; one that exchanges nothing stays as it is.
 
         Raises:
-            ConfigError: If the expression is none, or the algorithm does not average models by columns.
+            ConfigError: If the expression is not valid, or the algorithm does not average models by columns.
         """
         if self.exchange == "none":
             return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from dfca.core.exchange import Receivers, Rules, is_quiet, rules_of
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, local_steps_, losses, sample_losses
+from dfca.core.learning.optimisers import Kept
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.method import Method
@@ -46,6 +47,7 @@ class Client:
     chooses_unseen: bool = False  # it chooses a cluster by the samples that it holds out (`rules.merging`)
     quiet_from: int | None = None  # the round from which on it does not train; None: it always trains
     receivers: Receivers = ()  # whom it sends to; (): all neighbours, in every round
+    kept: Kept = field(default_factory=Kept, compare=False)  # of its optimiser, where that is kept
     secret_noise: Callable[[int], Tensor] | None = None  # (P,), of [privacy] on a device; None: of the seed
 
     @property
@@ -114,9 +116,12 @@ class Client:
             batches, changes = draw_steps(len(y), options, self.seed, *names)
             for j, vector in zip(rows, trained, strict=True):
                 weighed = None if weights is None else weights[j].to(vector.dtype)
-                data = TrainingSet(x, y, batches, weights=weighed, frozen=frozen, changes=changes)
+                state = self.kept.before(self.id, j, round) if options.keeps_state else None
+                data = TrainingSet(x, y, batches, weights=weighed, frozen=frozen, changes=changes, state=state)
                 with seeded(self.seed, "noise", *names):
                     local_steps_(self.model, vector, data, options.at(round))
+                if state is not None and bool(vector.isfinite().all()):
+                    self.kept.after(self.id, j, round, state)
         return trained if every else trained[0]
 
     def samples(self, round: int) -> tuple[Samples, Tensor]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, place_of
 
 NORM_FACTOR = 1e3
 """A model that is this many times as large as the receiver's own is no model."""
@@ -80,7 +80,31 @@ class Codec:
         Returns:
             The declared size.
         """
-        return sum(dtype.itemsize * length for dtype, length in self.parts(size))
+        return sum(dtype.itemsize * length for dtype, length in self.declared(size))
+
+    def declared(self, size: int) -> list[tuple[torch.dtype, int]]:
+        """List the parts of a payload.
+
+        Args:
+            size: P, the floats of a model.
+
+        Returns:
+            Their types and lengths.
+
+        Raises:
+            ConfigError: If `parts` fails, or declares something else.
+        """
+        parts: list[tuple[torch.dtype, int]] = []
+        for part in _call(self, "parts", lambda: list(self.parts(size))):
+            match part:
+                case (torch.dtype() as dtype, int(length)) if length >= 0:
+                    parts.append((dtype, length))
+                    continue
+            raise ConfigError(
+                f"parts of codec {self.name} must list pairs of a torch.dtype and a length >= 0, such as "
+                f"(torch.float32, {size}), got {part!r}"
+            )
+        return parts
 
 
 class BadPayload(ValueError):
@@ -106,7 +130,7 @@ def decode(codec: Codec, data: Tensor, own: Tensor, context: Context) -> tuple[T
     if data.dtype != torch.uint8 or data.shape != (codec.bytes(own.numel()),):
         raise BadPayload(f"a payload of {codec.name} has {codec.bytes(own.numel())} bytes, got {tuple(data.shape)}")
     payload, at = [], 0
-    for dtype, length in codec.parts(own.numel()):
+    for dtype, length in codec.declared(own.numel()):
         end = at + dtype.itemsize * length
         payload.append(data[at:end].clone().view(dtype))
         at = end
@@ -132,7 +156,7 @@ def decode(codec: Codec, data: Tensor, own: Tensor, context: Context) -> tuple[T
 
 def join(codec: Codec, payload: Any, size: int) -> Tensor:
     """Join the tensors of a payload to bytes (B,). Raises ConfigError where they are not as declared."""
-    declared = list(codec.parts(size))
+    declared = codec.declared(size)
     if not isinstance(payload, tuple) or not all(isinstance(part, Tensor) for part in payload):
         kind = type(payload).__name__
         raise ConfigError(f"outgoing of codec {codec.name} must return a tuple of tensors, got {kind}")
@@ -143,7 +167,7 @@ def join(codec: Codec, payload: Any, size: int) -> Tensor:
             f"{size} floats; declare them in parts"
         )
     shapes = [(part.dtype, part.numel()) for part in payload]
-    if shapes != [(dtype, length) for dtype, length in declared]:
+    if shapes != declared:
         raise ConfigError(f"outgoing of codec {codec.name} declares parts {declared} and returned {shapes}")
     if not all(bool(torch.isfinite(part).all()) for part in payload if part.is_floating_point()):
         raise ConfigError(f"outgoing of codec {codec.name} returned a number that is not finite")
@@ -156,4 +180,6 @@ def _call(codec: Codec, what: str, function: Callable[..., Any], *arguments: Any
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} of codec {codec.name} failed with {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{what} of codec {codec.name} failed with {type(error).__name__}: {error}{place_of(error)}"
+        ) from error

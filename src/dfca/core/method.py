@@ -101,7 +101,7 @@ class StepTable(Table):
     batch_size: int | None = option(
         default=None, ge=1, demand='>= 1 or "full"', description="samples of one step; none: all"
     )
-    momentum: float = option(default=0.0, ge=0, lt=1, description="of SGD, begun anew in every round")
+    momentum: float = option(default=0.0, ge=0, lt=1, description="of SGD")
     weight_decay: float = option(default=0.0, ge=0, description="L2 penalty of SGD")
     epochs: int | None = option(
         default=None, ge=0, since=3, description="passes over the client's samples per round, instead of steps"
@@ -114,8 +114,13 @@ class StepTable(Table):
     optimizer: str = option(
         default="sgd",
         since=3,
-        description='sgd, adam, adamw, or "module:function" that is called as a class of torch.optim is; begun anew in '
-        "every round",
+        description='sgd, adam, adamw, or "module:function" that is called as a class of torch.optim is',
+    )
+    optimizer_state: Literal["fresh", "kept"] = option(
+        default="fresh",
+        since=3,
+        description="momentum and moments of the optimiser: begun anew in every round, or kept by each client while it "
+        "trains the same cluster",
     )
     clip: float | None = option(
         default=None, gt=0, since=3, description="largest norm of a gradient; larger ones are scaled down to it"
@@ -215,7 +220,13 @@ class LocalOptions(StepTable):
     @property
     def written_out(self) -> bool:
         """Whether `learning.dense` has these steps written out: plain SGD."""
-        return self.optimizer == "sgd" and self.clip is None and self.augment is None and self.precision == "float32"
+        plain = self.optimizer == "sgd" and self.clip is None and self.augment is None
+        return plain and self.precision == "float32" and not self.keeps_state
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the optimiser has a state that lasts from round to round."""
+        return self.optimizer_state == "kept" and (self.optimizer != "sgd" or self.momentum > 0)
 
     @property
     def constant_rate(self) -> bool:
@@ -249,9 +260,9 @@ class LocalOptions(StepTable):
             **changes: Options that differ.
 
         Returns:
-            These options with full batches, and without epochs, augmentation and momentum.
+            These options with full batches, and without epochs, augmentation, momentum and what was kept.
         """
-        usual = {"epochs": None, "batch_size": None, "momentum": 0.0, "augment": None}
+        usual = {"epochs": None, "batch_size": None, "momentum": 0.0, "augment": None, "optimizer_state": "fresh"}
         return replace(self, steps=steps, **usual | changes)
 
 
@@ -390,6 +401,7 @@ class MethodKeywords(TypedDict, total=False):
     weight_decay: float
     layer_decay: Mapping[str, float] | None
     optimizer: str | Callable[..., Any]
+    optimizer_state: Literal["fresh", "kept"]
     clip: float | None
     warmup_rounds: int
     cosine_rounds: int | None

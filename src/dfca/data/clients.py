@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -74,9 +74,9 @@ class ClientData:
     def products(self) -> Tensor | None:
         """The inner products of every client's samples, (N, n, n); None if they take more than PRODUCTS_BYTES."""
         stacked = self.stacked()
-        if stacked is None or not products_fit(self.clients, self.sizes[0], stacked[0].dtype):
+        if stacked is None or not products_fit(self.clients, self.sizes[0], stacked[0][:0].dtype):
             return None
-        return inner_products(stacked[0].flatten(2))
+        return inner_products(stacked[0][:].flatten(2))
 
     @property
     def shape(self) -> Any:
@@ -118,21 +118,22 @@ class ClientData:
     def _numbers(self, x: Tensor) -> Tensor:
         return _from_bytes(x).to(self.floats) if x.dtype == torch.uint8 else x
 
-    def stacked(self) -> tuple[Tensor, Tensor] | None:
+    def stacked(self) -> tuple[Any, Tensor] | None:
         """View the samples of all clients.
 
         Returns:
-            x `(N, n, *shape)` and y `(N, n, ...)`; None where clients hold different numbers of samples, or a sample
-            is several tensors.
+            x `(N, n, *shape)`, bytes as what becomes numbers where it is indexed, and y `(N, n, ...)`; None where
+            clients hold different numbers of samples, or a sample is several tensors.
         """
         return self._stacked
 
     @cached_property
-    def _stacked(self) -> tuple[Tensor, Tensor] | None:
+    def _stacked(self) -> tuple[Any, Tensor] | None:
         if len(set(self.sizes)) != 1 or not isinstance(self.x, Tensor):
             return None
         shape = (self.clients, self.sizes[0])
-        return self._numbers(self.x).view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
+        x, y = self.x.view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
+        return (_Bytes(x, self._numbers) if x.dtype == torch.uint8 else x), y
 
     def subset(self, clients: Sequence[int]) -> ClientData:
         """Copy the samples of some clients.
@@ -159,6 +160,23 @@ class ClientData:
         """
         kind = dtype if self.y.is_floating_point() else None
         return ClientData(moved(self.x, device, dtype), self.y.to(device, kind), self.offsets, dtype or self.floats)
+
+
+class _Bytes:
+    """Stacked bytes (N, n, *shape) that become numbers where they are indexed: only what is used takes their memory."""
+
+    def __init__(self, x: Tensor, numbers: Callable[[Tensor], Tensor]) -> None:
+        self._x, self._numbers = x, numbers
+        self.shape = x.shape
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self._numbers(self._x[rows])
+
+    def dim(self) -> int:
+        return self._x.dim()
+
+    def element_size(self) -> int:
+        return self[:0].element_size()
 
 
 def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:

@@ -190,8 +190,8 @@ def _parse(text: str, name: str) -> dict[str, Any]:
 
 def _preset_texts() -> dict[str, str]:
     folder = files("dfca.experiment") / "presets"
-    found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found}
+    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries}
 
 
 def _choose_recipe(values: dict[str, Any], scale: str | None, recipe: str | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Elections(Part):
         self.checking: Score | None = None  # the job that looks whether they fit
         self.detector = DriftDetector()  # what it knows of its own fit, of lost clusters and alarms
         self.announced = Announced(incarnation * LIFE)  # its last alarm
-        self.callers = Callers()  # who calls in vain
+        self.callers = Callers()  # who calls for elections that open nothing
 
     def save(self) -> dict[str, Any]:
         """See `Part`; the wave is stored with the surveys'."""

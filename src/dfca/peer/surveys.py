@@ -45,7 +45,7 @@ class Surveys(Part):
         merging = options.method.merging
         self.due = 0 if merging is None else merging.first  # the round from which on the next is due
         self.held = -1  # the round after which the last was held
-        self.strikes: dict[tuple[int, str], int] = {}  # who was waited for in vain in earlier surveys (`Wave`)
+        self.strikes: dict[tuple[int, str], int] = {}  # who did not answer in earlier surveys (`Wave`)
         self.failed: dict[int, int] = {}  # by root, how many of its surveys ended in silence
         self.samples = 0  # how many it trains with, as far as it knows
         self.losses: tuple[float, ...] = ()  # of all models, by which it last chose

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +76,7 @@ class LastSteps:
         if "personal.steps" in tensors:  # since version 0.4
             self.steps = tensors["personal.steps"].clone()
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, list[int]]:
         """Return the metrics of the last step: the steps of every client."""
         return {"personal_steps_by_client": self.steps.tolist()}
 

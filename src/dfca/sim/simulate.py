@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfca.base.errors import DfcaWarning, ModelError
-from dfca.base.imports import place_of
+from dfca.base.errors import DfcaWarning, ModelError, place_of
 from dfca.core.learning.params import load_constants_
 from dfca.core.rng import seeded
 from dfca.models import looks_trained, on_images, pretrained

@@ -10,8 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError, ModelError
-from dfca.base.imports import place_of
+from dfca.base.errors import ConfigError, ModelError, place_of
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
 from dfca.core.learning.holdout import held_out
@@ -45,9 +44,14 @@ class Start:
             self.use_split(setting.split)
             self._check_outputs()
             local = effective(setting.local, setting.algorithm)
+            planned = bool(setting.algorithm.schedule) or setting.algorithm.trains == "all"
+            if local.keeps_state and (planned or self.shards.ranks > 1):
+                raise ConfigError(
+                    'local.optimizer_state = "kept" is for one process and for methods that train one whole model, got '
+                    f'{setting.algorithm.name} and {self.shards.ranks} processes; set it to "fresh"'
+                )
             self.engine = make_engine(setting.engine, self.flat, local, setting.seed, self.train, setting.device)
             self.layout = layout_of(self.flat, setting.algorithm)  # which parts of a model are averaged with whom
-            planned = bool(setting.algorithm.schedule) or setting.algorithm.trains == "all"
             self.stages = stages_of(self.flat, setting.algorithm, local) if planned else None
             self.memory = self._first_memory()  # (N, w): what all clients remember
 

@@ -118,6 +118,8 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> S
         raise ConfigError("nodes of a swarm do not lie: leave [liars] out, or use `dfca run`")
     if config.data.drift_share:
         raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
+    if config.mixing.private is not None:
+        raise ConfigError("members of a swarm send whole models: leave mixing.private out, or use `dfca run`")
     if config.mixing.quiet_rounds:
         raise ConfigError(
             f"nodes have no quiet rounds yet, got mixing.quiet_rounds = {config.mixing.quiet_rounds}; set it to 0"

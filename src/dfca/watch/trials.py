@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,11 +240,6 @@ def encode(assignments: Any, without: Sequence[int] = ()) -> str:
     return "".join(
         "." if own < 0 or i in none else LETTERS[own] if own < MOST_CLUSTERS else "~" for i, own in enumerate(known)
     )
-
-
-def counts(clusters: str) -> dict[str, int]:
-    """Count the clients of each cluster."""
-    return dict(sorted(Counter(clusters).items()))
 
 
 def place(x: float, round_: int, timed: bool) -> str:

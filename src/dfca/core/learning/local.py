@@ -28,7 +28,7 @@ from dfca.core.learning.dense import (
 from dfca.core.learning.images import augmented, draw_changes
 from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.layers import Mode
-from dfca.core.learning.optimisers import make_stepper
+from dfca.core.learning.optimisers import State, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import softmax_residual
 from dfca.core.method import LocalOptions as LocalOptions
@@ -175,7 +175,8 @@ class TrainingSet(NamedTuple):
     Stacked for C clients: x (C, n, *shape), y (C, n, ...), batches (C, steps, b), and shares (C, n), the weights of the
     samples in the loss instead of 1/n. products (n, n): `inner_products` of x, where they are known. weights (n,), or
     (C, n): how much each sample counts, the loss being the mean of w_d L(d). frozen: the tensors of the model that stay
-    as they are, by their places. changes: of images, in every step (`Drawn`).
+    as they are, by their places. changes: of images, in every step (`Drawn`). state: of the optimiser, which continues
+    with it and leaves its own there.
     """
 
     x: Inputs
@@ -186,6 +187,7 @@ class TrainingSet(NamedTuple):
     weights: Tensor | None = None
     frozen: frozenset[int] = frozenset()
     changes: Tensor | None = None
+    state: State | None = None
 
 
 def local_steps(
@@ -221,7 +223,7 @@ def local_steps_(
     if not moving:
         return
     decays = [decay for decay, piece in zip(weight_decays(model, options), theta, strict=True) if piece.requires_grad]
-    take_step_ = make_stepper(moving, options, decays)
+    take_step_ = make_stepper(moving, options, decays, state=data.state)
     for step in range(options.steps_of(len(y))):
         if step == 0 and begun is not None and batches is None:
             loss, leaves = mean_loss(begun.outputs, y), begun.tensors

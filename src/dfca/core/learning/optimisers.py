@@ -1,20 +1,21 @@
 """Optimisers of local steps: SGD as the paper has it, those of torch, and functions with torch's interface.
 
-An optimiser begins anew in every round: the model has been averaged since, or is another one, and old moments
-would point elsewhere. It sees the gradient after `clip` has bounded its norm:
+An optimiser begins anew in every round, for the model has been averaged since, or is another one, and old moments may
+point elsewhere; or each client keeps its state (`Kept`) while it trains the same cluster. It sees the gradient after
+`clip` has bounded its norm:
 
     g <- g min(1, clip / |g|)    |g| over all tensors that are trained, of each client by itself
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, place_of
 
 if TYPE_CHECKING:
     from dfca.core.method import LocalOptions
@@ -28,28 +29,90 @@ class Rule(NamedTuple):
     decays: Sequence[float]
 
 
+State = dict[str, Tensor]
+"""The state of an optimiser, by name and place of the tensor that is trained."""
+
+
+class Kept:
+    """The optimisers' states of clients, each with the round that left it and the cluster that it trained.
+
+    The last two of every client: a round that is done again begins where it began before.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, list[tuple[int, int, State]]] = {}
+
+    def before(self, client: int, cluster: int, round: int) -> State:
+        """Return a copy of the state that a client trains a cluster with in a round; {}: it begins anew."""
+        earlier = [entry for entry in self.entries.get(client, ()) if entry[0] < round]
+        if not earlier or earlier[-1][1] != cluster:
+            return {}
+        return {name: tensor.clone() for name, tensor in earlier[-1][2].items()}
+
+    def after(self, client: int, cluster: int, round: int, state: State) -> None:
+        """Note the state that a round has left."""
+        earlier = [entry for entry in self.entries.get(client, ()) if entry[0] < round]
+        self.entries[client] = [*earlier[-1:], (round, cluster, state)]
+
+    def tensors(self) -> State:
+        """List everything for a checkpoint, by name."""
+        return {
+            f"optimizer/{client}/{round}/{cluster}/{name}": tensor
+            for client, entries in self.entries.items()
+            for round, cluster, state in entries
+            for name, tensor in state.items()
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `tensors` listed, among others."""
+        found: dict[tuple[int, int, int], State] = {}
+        for key, tensor in tensors.items():
+            if key.startswith("optimizer/"):
+                *place, name = key.removeprefix("optimizer/").split("/", 3)
+                client, round, cluster = map(int, place)
+                found.setdefault((client, round, cluster), {})[name] = tensor.clone()
+        self.entries = {}
+        for (client, round, cluster), state in sorted(found.items(), key=lambda item: item[0]):
+            self.after(client, cluster, round, state)
+
+
 def make_stepper(
-    theta: Sequence[Tensor], options: LocalOptions, decays: Sequence[float], stacked: bool = False
+    theta: Sequence[Tensor],
+    options: LocalOptions,
+    decays: Sequence[float],
+    stacked: bool = False,
+    state: State | None = None,
 ) -> Callable[[Sequence[Tensor]], None]:
     """Make the function that takes one step in place, given the gradients.
 
     theta: the tensors that are trained; with `stacked` those of C clients, (C, *shape). decays: the weight decays.
+    state: of the optimiser, which continues with it and leaves its own there; None: it begins anew.
     """
     take: Callable[[Sequence[Tensor]], None]
     if options.optimizer == "sgd":
-        rule, velocity = Rule(options.learning_rate, options.momentum, decays), None
+        rule = Rule(options.learning_rate, options.momentum, decays)
+        velocity: Sequence[Tensor] | None = None
+        if state:
+            velocity = [state[f"velocity/{place}"] for place in range(len(theta))]
 
         def take(gradients: Sequence[Tensor]) -> None:
             nonlocal velocity
             velocity = descend_(theta, gradients, velocity, rule)
+            if state is not None:
+                state.update({f"velocity/{place}": tensor for place, tensor in enumerate(velocity)})
 
     else:
         optimiser = make_optimiser(theta, options, decays)
+        for name, kept in (state or {}).items():
+            key, place = name.rsplit("/", 1)
+            optimiser.state[theta[int(place)]][key] = kept
 
         def take(gradients: Sequence[Tensor]) -> None:
             for tensor, gradient in zip(theta, gradients, strict=True):
                 tensor.grad = gradient
             optimiser.step()
+            if state is not None:
+                state.update(_state_of(optimiser, theta))
 
     if options.clip is None:
         return take
@@ -71,8 +134,8 @@ def make_optimiser(theta: Sequence[Tensor], options: LocalOptions, decays: Seque
         optimiser = make(groups, lr=options.learning_rate)
     except Exception as error:  # a user's own function
         raise ConfigError(
-            f"local.optimizer {name} failed with {type(error).__name__}: {error}; it is called as make(groups, lr=...) "
-            'with groups of "params" and "weight_decay", like the classes of torch.optim'
+            f"local.optimizer {name} failed with {type(error).__name__}: {error}{place_of(error)}; it is called as "
+            'make(groups, lr=...) with groups of "params" and "weight_decay", like the classes of torch.optim'
         ) from error
     if not callable(getattr(optimiser, "step", None)):
         raise ConfigError(
@@ -82,10 +145,32 @@ def make_optimiser(theta: Sequence[Tensor], options: LocalOptions, decays: Seque
     return optimiser
 
 
+def _state_of(optimiser: Any, theta: Sequence[Tensor]) -> State:
+    """Return what an optimiser remembers: tensors, in the state that those of torch have."""
+    states = {place: optimiser.state.get(tensor, {}) for place, tensor in enumerate(theta)}
+    return {
+        f"{key}/{place}": value for place, each in states.items() for key, value in each.items() if value is not None
+    }
+
+
 def check_optimiser(options: LocalOptions) -> None:
-    """Raise ConfigError where the optimiser that is named is none."""
-    if options.optimizer != "sgd":
-        make_optimiser([torch.zeros(1, requires_grad=True)], options, [0.0])
+    """Raise ConfigError where the optimiser that is named is none, or has no state that could be kept."""
+    if options.optimizer == "sgd":
+        return
+    probe = torch.zeros(1, requires_grad=True)
+    optimiser = make_optimiser([probe], options, [0.0])
+    if not options.keeps_state:
+        return
+    probe.grad = torch.zeros(1)
+    optimiser.step()
+    state = getattr(optimiser, "state", None)
+    if not isinstance(state, Mapping) or not all(
+        isinstance(value, Tensor) for value in _state_of(optimiser, [probe]).values()
+    ):
+        raise ConfigError(
+            f"local.optimizer {type(optimiser).__name__} has no state of tensors, as those of torch.optim have, that "
+            'could be kept; set local.optimizer_state = "fresh"'
+        )
 
 
 def clipped(gradients: Sequence[Tensor], limit: float, stacked: bool) -> list[Tensor]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import log, prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfca.base.errors import ConfigError, ModelError, unknown
+from dfca.base.errors import ConfigError, ModelError, place_of, unknown
 
 if TYPE_CHECKING:  # an experiment is read and checked without torch, so functions import it themselves
     import torch
@@ -183,8 +183,8 @@ def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
     except Exception as error:
         if isinstance(loss, OwnFunction):
             raise ConfigError(
-                f"loss {loss.path} failed with {type(error).__name__}: {error}; it is called as loss(outputs, "
-                f"targets), here with shapes {tuple(outputs.shape)} and {tuple(y.shape)}"
+                f"loss {loss.path} failed with {type(error).__name__}: {error}{place_of(error)}; it is called as "
+                f"loss(outputs, targets), here with shapes {tuple(outputs.shape)} and {tuple(y.shape)}"
             ) from error
         raise ModelError(f"the outputs do not fit the targets: {error}") from error
     if not isinstance(values, Tensor) or values.shape != (len(y),):
@@ -354,8 +354,9 @@ class OwnMetric:
             return float(self.function(outputs, y))
         except Exception as error:
             raise ConfigError(
-                f"metric {self.path} failed with {type(error).__name__}: {error}; it is called as metric(outputs, "
-                f"targets), here with shapes {tuple(outputs.shape)} and {tuple(y.shape)}, and returns one number"
+                f"metric {self.path} failed with {type(error).__name__}: {error}{place_of(error)}; it is called as "
+                f"metric(outputs, targets), here with shapes {tuple(outputs.shape)} and {tuple(y.shape)}, and returns "
+                "one number"
             ) from error
 
 

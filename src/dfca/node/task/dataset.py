@@ -43,23 +43,23 @@ class DeviceSamples:
 
 def problems(raw: Raw, facts: Facts) -> list[str]:
     """List everything about samples that does not fit a swarm, each with its cure."""
-    found = _input_problems(raw, facts)
+    reasons = _input_problems(raw, facts)
     if raw.labels is not None and facts.task == "regression":
         wrong = [label for label in raw.labels if to_number(label) is None]
         if wrong:
-            found.append(
+            reasons.append(
                 f'{listed(sorted(set(wrong)))} in "{facts.label}" is no number, and the swarm predicts numbers: '
                 "correct it, or remove these samples"
             )
     elif raw.labels is not None:
         unknown = sorted(set(raw.labels) - set(facts.classes))
         if unknown:
-            found.append(
+            reasons.append(
                 f'{"class" if len(unknown) == 1 else "classes"} {listed(unknown)} in "{facts.label}" '
                 f"{'is' if len(unknown) == 1 else 'are'} not of the swarm, which knows {listed(facts.classes)}: "
                 "correct the labels, remove these samples, or found a new swarm"
             )
-    return found
+    return reasons
 
 
 def _input_problems(raw: Raw, facts: Facts) -> list[str]:
@@ -73,12 +73,12 @@ def _input_problems(raw: Raw, facts: Facts) -> list[str]:
         here, known = set(raw.names), {*inputs.features, *inputs.ignored}
         missing = [name for name in inputs.features if name not in here]
         more = [name for name in raw.names if name not in known]
-        found = []
+        reasons = []
         if missing:
-            found.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")
+            reasons.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")
         if more:
-            found.append(f"column {listed(more)} is not one of the swarm's: remove it, or name it in data.ignore")
-        return found
+            reasons.append(f"column {listed(more)} is not one of the swarm's: remove it, or name it in data.ignore")
+        return reasons
     if raw.names is not None:
         return [f"these samples are columns ({listed(raw.names)}) and the swarm's are arrays of shape {inputs.shape}"]
     if raw.x.shape[1:] != inputs.shape:
@@ -112,10 +112,10 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
 
 def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
     """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit."""
-    train = _fitting(_request(config, folder, facts), facts)
+    train = _fitting(request_of(config, folder, facts), facts)
     if config.data.test is not None:
         aside = config.data.changed(path=config.data.test, format="auto")
-        test = _fitting(_request(config.changed(data=aside), folder, facts), facts)
+        test = _fitting(request_of(config.changed(data=aside), folder, facts), facts)
         return DeviceSamples(_pair(train, facts), _pair(test, facts), train.dropped)
     out = held_out_rows(matched(train, facts), config.data.held_out)
     if out.all():
@@ -128,11 +128,12 @@ def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
 
 def load_inputs(config: NodeConfig, folder: Path, facts: Facts) -> Tensor:
     """Read samples to predict, raw: (n, *shape) in the swarm's order of columns; classes are not needed."""
-    raw = _fitting(replace(_request(config, folder, facts), labelled=False), facts)
+    raw = _fitting(replace(request_of(config, folder, facts), labelled=False), facts)
     return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
 
 
-def _request(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
+def request_of(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
+    """Return what is asked of the files of a member."""
     numbers = facts.task == "regression"
     return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
 
@@ -168,7 +169,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 def signature(paths: Sequence[Path]) -> Signature:
     """Describe files by name, size, time and inode; folders by all files in their subfolders."""
-    found: list[tuple[str, int, int, int]] = []
+    described: list[tuple[str, int, int, int]] = []
     for path in paths:
         files = [path, *sorted(path.glob("*/*"))] if path.is_dir() else [path]
         for file in files:
@@ -176,8 +177,8 @@ def signature(paths: Sequence[Path]) -> Signature:
                 status = os.stat(file)
             except OSError:
                 continue
-            found.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
-    return tuple(found)
+            described.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(described)
 
 
 class DeviceData:

@@ -16,7 +16,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
-from dfca.node.task.dataset import load, problems
+from dfca.node.task.dataset import load, problems, request_of
 from dfca.node.task.facts import ALGORITHMS, Facts
 from dfca.node.task.learner import build, check_tokens, measured, weights_digest
 from dfca.node.task.reading import DataRequest as Request
@@ -119,26 +119,25 @@ def join_swarm(folder: Path, facts: Facts, options: JoinPlan) -> NodeConfig:
 
 def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
     """List everything about a device that does not fit a swarm: its data, and the model where it is code."""
-    found: list[str] = []
+    wrong: list[str] = []
     for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
         data = config.data.changed(path=path)
         try:
-            request = Request(data, folder, True, facts.inputs, config.limits.data_bytes, facts.task == "regression")
-            found += problems(read(request), facts)
+            wrong += problems(read(request_of(config.changed(data=data), folder, facts)), facts)
         except DfcaError as error:
-            found.append(str(error))
+            wrong.append(str(error))
     try:
         model = build(facts, config.training.factory, config.training.weights)
     except DfcaError as error:
-        found.append(str(error))
-    if not found:
+        wrong.append(str(error))
+    if not wrong:
         try:
             samples = load(config, folder, facts)
             if facts.inputs.kind == "tokens":
                 check_tokens(model, samples.train[0])
         except DfcaError as error:
-            found.append(str(error))
-    return found
+            wrong.append(str(error))
+    return wrong
 
 
 def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...]) -> NodeConfig:

@@ -18,7 +18,8 @@ import math
 import sys
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -360,21 +361,17 @@ def _image(library: Any, file: Path, shape: tuple[int, int, int]) -> np.ndarray:
     return pixels[None] if colours == 1 else pixels.transpose(2, 0, 1)
 
 
-class _explained:
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
     """Turn whatever a damaged image raises into a sentence; warnings (huge images) count as damage."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._warnings = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        self._warnings.__enter__()
-        warnings.simplefilter("error")
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._warnings.__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, DataError):
-            raise DataError(f"{self._file} is no image that can be read: {_short(error)}; remove it") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{file} is no image that can be read: {_short(error)}; remove it") from None
 
 
 def _check_bytes(what: str, size: int, request: DataRequest) -> None:

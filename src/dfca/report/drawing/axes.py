@@ -6,7 +6,7 @@ What is INK or FAINT here takes the page's colours in an `<svg>` element (`svg.t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.sizes import WIDTH, layout_width
-from dfca.report.drawing.svg import FAINT, INK, NotebookFigure
+from dfca.report.drawing.svg import FAINT, INK, Look, NotebookFigure
 
 FAR = 0.1  # of the whole: a line that ends so far below the next one stretches the axis
 CROWDED = 0.5  # a closer look is due where most lines end within this part of the range of all
@@ -181,7 +181,7 @@ def label_ends(
     entries += [(float(transform.transform((last, y))[1]), text, None) for text, y in notes]
     entries.sort(key=lambda entry: entry[:2])
     inch = 1 / (axes.get_position().width * axes.figure.get_figwidth())  # type: ignore[union-attr]
-    free: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
+    free: Look = {"transform": axes.transAxes, "clip_on": False}
     gap = 0.21 / (axes.get_position().height * axes.figure.get_figheight())  # type: ignore[union-attr]
     for height, (at, text, end) in zip(move_apart([entry[0] for entry in entries], gap), entries, strict=True):
         begin, stop = 1 + 0.17 * inch, 1 + 0.43 * inch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ from dfca.report.drawing.axes import (
 )
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
-from dfca.report.drawing.svg import INK, to_svg
+from dfca.report.drawing.svg import INK, Look, to_svg
 
 EDGE = palette.GREY  # edges of graphs: readable on light and dark, also where they are pixels
 
@@ -152,7 +152,7 @@ def draw_lines(
         if not shown.any():
             continue
         x, mean, (colour, dash, _) = x[shown], mean[shown], style[name]
-        dots: dict[str, Any] = {"marker": "o", "ms": 4, "clip_on": False} if marked or len(x) <= 2 else {}
+        dots: Look = {"marker": "o", "ms": 4, "clip_on": False} if marked or len(x) <= 2 else {}
         axes.plot(x, mean, color=colour, linestyle=dash, lw=1.7, zorder=3, **dots)
         if curve.std is not None and scale != "amount":
             std = factor * np.asarray(curve.std, float)[shown]
@@ -234,7 +234,7 @@ def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | N
     of = np.asarray(clusters, dtype=np.int64)
     for cluster in np.unique(of).tolist():
         x, y = xy[of == cluster].T
-        look: dict[str, Any] = {
+        look: Look = {
             "color": cluster_colour(cluster),
             "marker": marker_of(cluster),
             "rasterized": len(xy) > VECTOR_NODES,

@@ -25,6 +25,10 @@ FAINT = "#020202"  # stands for the page's colour of thin lines
 FAINT_ON_PAPER = "#d9dde2"
 
 
+Look = dict[str, Any]
+"""Keyword arguments of matplotlib: colours, widths, places."""
+
+
 class NotebookFigure(Figure):
     """A figure that a notebook shows in the colours of its page."""
 
@@ -74,7 +78,7 @@ def save(figure: Figure, stem: Path, size: FigureSize | None = None, paper_names
     """
     for_paper_(figure, size, paper_names)
     written = []
-    margins: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05} if size is None else {}
+    margins: Look = {"bbox_inches": "tight", "pad_inches": 0.05} if size is None else {}
     options: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
     options["pdf"] = {"metadata": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "pdf.fonttype": 42}):

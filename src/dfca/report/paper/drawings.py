@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,13 +15,13 @@ from dfca.report.drawing.axes import plain
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
 from dfca.report.drawing.plots import EDGE, marker_of
 from dfca.report.drawing.sizes import layout_width
-from dfca.report.drawing.svg import INK
+from dfca.report.drawing.svg import INK, Look
 from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
 
 COLUMNS = 4
 LABEL = 0.9  # inches before a row of samples
-BEFORE: dict[str, Any] = {"ha": "right", "va": "center"}
+BEFORE: Look = {"ha": "right", "va": "center"}
 
 
 def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:

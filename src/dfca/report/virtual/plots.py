@@ -29,7 +29,7 @@ from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
 from dfca.report.drawing.sizes import layout_width
-from dfca.report.drawing.svg import FAINT, INK
+from dfca.report.drawing.svg import FAINT, INK, Look
 from dfca.report.virtual.summary import LaneTable
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 
@@ -113,7 +113,7 @@ def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Sty
     for number, (name, shares) in enumerate(series.items()):
         x = np.arange(oldest + 1) + (number - (len(series) - 1) / 2) * width
         heights = [100 * shares.get(age, 0.0) for age in range(oldest + 1)]
-        look: dict[str, Any] = {"facecolor": style[name].colour, "hatch": style[name].hatch, "hatchcolor": "white"}
+        look: Look = {"facecolor": style[name].colour, "hatch": style[name].hatch, "hatchcolor": "white"}
         axes.bar(x, heights, width=0.92 * width, label=name, **look)
     axes.set_xticks(range(oldest + 1), [*map(str, range(oldest)), f"≥ {oldest}"])
     axes.set_xlabel(f"age of a folded model ({unit})")
@@ -165,7 +165,7 @@ def _draw_spans(axes: Axes, table: LaneTable, place: Mapping[int, int]) -> None:
     for client, what, left, right in table.spans:
         if client in place:
             colour, low, tall, order = looks[what]
-            look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "lw": 0.5, "zorder": order}
+            look: Look = {"facecolor": colour, "edgecolor": "white", "lw": 0.5, "zorder": order}
             hatch = "////" if what == "offline" else None
             axes.add_patch(Rectangle((left, place[client] + low), right - left, tall, hatch=hatch, **look))
 
@@ -225,7 +225,7 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
 def _draw_marks(axes: Axes, marks: Sequence[Mark], factor: float) -> list[tuple[str, float]]:
     """Draw lines and spans, their texts above the axes; returns the targets, which are named beside the lines."""
     low, high = axes.get_ylim()
-    line: dict[str, Any] = {"color": INK, "lw": 0.8, "ls": (0, (2, 3)), "zorder": 1}
+    line: Look = {"color": INK, "lw": 0.8, "ls": (0, (2, 3)), "zorder": 1}
     targets = []
     for mark in marks:
         if mark.height is not None and low < factor * mark.height < high:
@@ -237,6 +237,6 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark], factor: float) -> list[tuple[
             else:
                 axes.axvspan(mark.begin, mark.end, color=FAINT, alpha=0.35, lw=0, zorder=0)
             middle = mark.begin if mark.end is None else (mark.begin + mark.end) / 2
-            place: dict[str, Any] = {"ha": "center", "va": "bottom", "color": INK, "fontsize": 9.5}
+            place: Look = {"ha": "center", "va": "bottom", "color": INK, "fontsize": 9.5}
             axes.text(middle, 1.005, mark.text, transform=axes.get_xaxis_transform(), clip_on=False, **place)
     return targets

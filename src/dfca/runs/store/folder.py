@@ -119,7 +119,7 @@ def stored_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read a JSON object of a run folder. Raises RunError where it is none."""
+    """Read a JSON object of a run folder. Raises RunError if it is not one."""
     try:
         value = json.loads(stored_text(path))
     except (ValueError, RecursionError) as error:

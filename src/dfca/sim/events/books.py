@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.learning.task import ACCURACY, Metric
 from dfca.peer.records.work import NOTES
 from dfca.sim.events.world import SERVER
-from dfca.sim.metrics_table import EvaluationRow, Metrics
+from dfca.sim.metrics_table import Metrics
 from dfca.sim.traffic import Traffic
 
 WORLD_KINDS = frozenset(("absent", "leave", "return", "split", "heal", "drift", "evaluate"))
@@ -198,7 +197,7 @@ class RunLog:
             shares.append(1 - busy / (self.time - away) if self.time > away else 0.0)
         return shares
 
-    def traffic(self, model_bytes: int, models: int, payload_bytes: int | None = None) -> dict[str, Any]:
+    def traffic(self, model_bytes: int, models: int, payload_bytes: int | None = None) -> dict[str, int | list[int]]:
         """Return the metrics of what was sent so far; models: how many clusters the row lists; payload_bytes: of a
         codec, which is not for copies that were asked for."""
         dense = 0 if self.server_models else self.kinds["answer"] + self.kinds["repeat"]
@@ -266,9 +265,3 @@ class EventResult:
     records: dict[str, int]
     rejected: int
     trace: list[Line] | None
-    metric: Metric = ACCURACY
-
-    def first(self, target: float) -> EvaluationRow | None:
-        """Return the first row of the metrics whose mean score is as good as a target; None: never."""
-        rows = (row for row in self.metrics if row.score is not None and self.metric.reached(row.score, target))
-        return next(rows, None)

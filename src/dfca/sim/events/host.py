@@ -404,7 +404,6 @@ class PeerHost:
             records=dict(books.kinds),
             rejected=self.refused + sum(peer.refused.total() for peer in present),
             trace=books.trace,
-            metric=pool.setting.learns.metric,
         )
 
     def state(self) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class ClientPool:
         """Take a client's models away, and what it remembers."""
         self.start.forget(client)
         self.memories.pop(client, None)
+        self.engine.kept.entries.pop(client, None)
         if not self.shared:
             self.banks[:, client] = 0
 
@@ -469,7 +470,7 @@ class ClientPool:
         elif release is not None and done is not None and done < release:
             notes += (
                 f"{name}: the run ended after {done} rounds on average, before round {release}, in which the personal "
-                "last step is picked: samples were held out in vain; give fewer rounds, or personal.steps = 0",
+                "last step is picked: samples were held out for nothing; give fewer rounds, or personal.steps = 0",
             )
         return notes
 
@@ -481,6 +482,7 @@ class ClientPool:
         memory = self.start.memory
         if self.liars is not None:
             facts["stale"] = self.liars.stale
+        facts["optimizers"] = self.engine.kept.tensors()
         return facts if memory is None else {**facts, "memory": memory.clone()}
 
     def restore(self, state: dict[str, Any], banks: Tensor) -> None:
@@ -491,6 +493,7 @@ class ClientPool:
             setattr(self, name, state.get(name, getattr(self, name)))  # one that is added later has its first value
         if self.liars is not None:
             self.liars.stale = state["stale"]
+        self.engine.kept.restore(state.get("optimizers", {}))
         self.start.memory = state.get("memory")
         self.banks = self._storage.open(len(banks))
         self.banks.copy_(banks)

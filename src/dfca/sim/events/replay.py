@@ -31,7 +31,7 @@ def to_line(record: Line) -> str:
 
 
 def from_line(line: str) -> Line:
-    """Read one line of a trace. Raises ValueError or TypeError where it is none."""
+    """Read one line of a trace. Raises ValueError or TypeError if it is not one."""
     fields = json.loads(line)
     if "input" in fields:
         return Input(kind=fields.pop("input"), **fields)

@@ -11,7 +11,6 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 Place = Literal["memory", "disk", "auto"]
 PLACES: tuple[Place, ...] = get_args(Place)
 LiarKind = Literal["flip-signs", "noise", "swap-labels", "stale", "self-vote"]
-LIAR_KINDS: tuple[LiarKind, ...] = get_args(LiarKind)
 
 
 class LiarOptions(Table):

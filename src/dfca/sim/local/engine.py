@@ -51,7 +51,7 @@ from dfca.core.learning.local import (
     spans,
     weight_decays,
 )
-from dfca.core.learning.optimisers import check_optimiser, make_stepper
+from dfca.core.learning.optimisers import Kept, check_optimiser, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import Loss
 from dfca.core.method import ElectionOptions
@@ -206,6 +206,7 @@ class Engine:
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, how: str) -> None:
         self.model, self.local, self.seed, self.how = model, local, seed, how
         self.workers = torch.get_num_threads()
+        self.kept = Kept()
         weight_decays(model, local)  # raises, as the next
         check_optimiser(local)
 
@@ -517,9 +518,12 @@ class Engine:
         if choice.points is not None:
             x, y, products = x[choice.points], y[choice.points], None
         batches, changes = draw_steps(len(y), options, self.seed, client, round)
-        data = TrainingSet(x, y, batches, products=products, changes=changes)
+        state = self.kept.before(client, choice.cluster, round) if options.keeps_state else None
+        data = TrainingSet(x, y, batches, products=products, changes=changes, state=state)
         with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
             local_steps_(self.model, vector, data, options, begun)
+        if state is not None and bool(vector.isfinite().all()):
+            self.kept.after(client, choice.cluster, round, state)
 
     def _train_stacked_(
         self,
@@ -632,7 +636,7 @@ class Engine:
 
     def _vmapped_steps_(self, vectors: Tensor, data: TrainingSet, options: LocalOptions) -> None:
         """Train C models of any stackable kind in place."""
-        model, task, (x, y, indices, shares, _, weights, frozen, changes) = self.model, self.model.task, data
+        model, task, (x, y, indices, shares, _, weights, frozen, changes, _) = self.model, self.model.task, data
         assert isinstance(x, Tensor)
         if weights is not None and indices is None:
             shares = weights / y.shape[1]
@@ -691,6 +695,7 @@ def make_engine(
     Raises ConfigError for a forced engine that cannot run the model or the data.
     """
     own = None if isinstance(local.optimizer, str) else "an optimiser of your own may not treat numbers one by one"
+    own = "every client keeps the state of its optimiser" if local.keeps_state else own
     if name == "stacked" and (reason := own or why_not_stacked(model, data)):
         raise ConfigError(f'engine "stacked" cannot run this: {reason}; use engine "auto" or "loop"')
     if name == "threads" and (reason := why_not_threads(model, device, data)):

@@ -78,10 +78,10 @@ class _Planned:
         elif task.needs != "nothing":
             everybody = len(places) == task.data.clients
             data = task.data if everybody else task.data.subset(places)
-            each = engine.sample_losses(task.bank, data, None if everybody or task.shared else places)
-            means = torch.stack([losses.mean(dim=1) for losses in each])
-            samples = each if task.needs == "samples" else samples
-        return means, [task.choose(*each) for each in zip(range(len(places)), means, samples, strict=True)]
+            of_all = engine.sample_losses(task.bank, data, None if everybody or task.shared else places)
+            means = torch.stack([losses.mean(dim=1) for losses in of_all])
+            samples = of_all if task.needs == "samples" else samples
+        return means, [task.choose(*seen) for seen in zip(range(len(places)), means, samples, strict=True)]
 
     def _vectors(self, some: range, choices: Sequence[Choice]) -> Tensor:
         """Copy the models that some clients train: (C, m, P), or (C, 1, P) of those that they chose."""
@@ -100,7 +100,7 @@ class _Planned:
         for number, (options, frozen) in enumerate(self.stages):
             rounds = zip(places, self.task.rounds(some), strict=True)
             names = [stage_names(self.task.first + place, round, number) for place, round in rounds]
-            drawn = [draw_steps(y.shape[1], options, self.engine.seed, *each) for each in names]
+            drawn = [draw_steps(y.shape[1], options, self.engine.seed, *name) for name in names]
             batches, changes = Drawn.stacked(drawn, y.device)
             for j in range(vectors.shape[1]):
                 rows = [choice.weights[j] for choice in choices if choice.weights is not None]

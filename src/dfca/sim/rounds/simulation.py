@@ -171,7 +171,7 @@ class Simulation:
             ConfigError: If the client is not a member.
         """
         place = client - self.members.start
-        self._row(client)  # raises where it is none of ours
+        self._row(client)  # raises for a client of another rank
         deployed = self.evaluator.deploy(self.banks, self._known_losses())[2]([place])
         return self.flat.to_module(self.last_step.take(deployed, [place])[0])
 
@@ -233,6 +233,7 @@ class Simulation:
             tensors = {**tensors, **self.merging.state()}
         if self.start.memory is not None:
             tensors = {**tensors, "memory": self.start.memory}
+        tensors = {**tensors, **self.engine.kept.tensors()}
         return {**tensors, **self.last_step.state(), "bank": self.banks, "assignments": self.assignments}, {
             **facts,
             "round": self.round,
@@ -288,6 +289,7 @@ class Simulation:
         if self.revival is not None:
             self.revival.restore(small)
         self.last_step.restore(small)
+        self.engine.kept.restore(small)
         if self.merging is not None:
             self.merging.restore(small, facts)
         if self.start.memory is not None:
