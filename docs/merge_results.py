@@ -23,6 +23,7 @@ from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
 from dfca.report.results import save_results, stored_run
 from dfca.report.rows import RunReport
+from dfca.report.virtual.summary import VirtualResults, is_virtual
 from dfca.runs.store.reading import Run, load_run
 from dfca.runs.store.rows import GraphFacts, History, TrialRow
 
@@ -69,7 +70,13 @@ def merge(old: Run, new: Run) -> Run:
     measured_names = (trial.algorithm for trial in trials.values())
     order = list(dict.fromkeys([*chosen.config.algorithms, *everywhere, *measured_names]))
     places = list(digests.values())
-    ordered = sorted(trials.values(), key=lambda trial: (places.index(trial.digest), order.index(trial.algorithm)))
+    virtual = is_virtual(new)  # its tables have one variant after the other, the others one point
+
+    def rank(trial: TrialRow) -> tuple[int, int]:
+        place, name = places.index(trial.digest), order.index(trial.algorithm)
+        return (name, place) if virtual else (place, name)
+
+    ordered = sorted(trials.values(), key=rank)
     measured = {trial.algorithm for trial in ordered}
     seeds = sorted({trial.seed for trial in ordered})
     head = dict(new.head)
@@ -82,6 +89,14 @@ def merge(old: Run, new: Run) -> Run:
         ]
     else:
         head["digest"] = places[0]
+    if virtual:
+        kept = [VirtualResults.of(run).kept() for run in (old, new)]
+        anew = {(trial.algorithm, trial.seed, repr(trial.point)) for trial in new.trials if trial.finished}
+        for what in ("courses", "timelines"):
+            before, after = ({(c["algorithm"], c["seed"], repr(c["point"])): c for c in each[what]} for each in kept)
+            drawn = {key: course for key, course in before.items() if key not in anew} | after
+            keys = ((trial.algorithm, trial.seed, repr(trial.point)) for trial in ordered)
+            head[what] = [drawn[key] for key in keys if key in drawn]
     curves = {
         (curve.algorithm, *_at(run, curve)): replace(curve, digest=_digest(run, curve, digests))
         for run in (old, new)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dfca.report.results import load_results, save_results
+from dfca.report.results import load_results, save_results, stored_run
 from dfca.report.rows import RunReport
 from dfca.runs.store.reading import Run, load_run
 from dfca.runs.store.rows import TrialRow
@@ -42,6 +42,20 @@ def test_new_rows_replace_old_ones_and_keep_their_commit(script: Any, run_folder
     }
     assert {row["accuracy"] for row in rows if row["algorithm"] == second} == {0.25}
     assert len(rows) == len(run.trials)
+
+
+def test_courses_and_timelines_of_old_rows_stay(script: Any) -> None:
+    old = stored_run(DOCS.parent / "results" / "late-joiner.json")
+    courses = [course for course in old.head["courses"] if course["algorithm"] == "dfca-auto"]
+    anew = [course | {"megabytes": [7.0]} for course in courses]
+    new = on_commit(old, "abc", 0.25, "dfca-auto")
+    merged = script.merge(old, replace(new, head=old.head | {"courses": anew, "timelines": []}))
+    assert [trial.algorithm for trial in merged.trials] == [trial.algorithm for trial in old.trials]
+    assert {trial["accuracy"] for trial in merged.trials if trial.algorithm == "dfca-auto"} == {0.25}
+    first, last = (old.head["courses"].index(course) for course in (courses[0], courses[-1]))
+    assert merged.head["courses"] == [*old.head["courses"][:first], *anew, *old.head["courses"][last + 1 :]]
+    kept = [line for line in old.head["timelines"] if line["algorithm"] != "dfca-auto"]
+    assert sorted(map(str, merged.head["timelines"])) == sorted(map(str, kept))
 
 
 def test_other_settings_and_other_graphs_are_refused(script: Any, run_folder: Path) -> None:
