@@ -137,9 +137,11 @@ def by_elections_of_others(rogue: Rogue, tick: int) -> None:
 
 
 def alarms(rogue: Rogue, tick: int) -> None:
-    """Raise alarms in everybody's name."""
+    """Raise alarms in everybody's name, and its own."""
+    proof = rogue.random.randbytes(70)
     for origin in rogue.honest:
-        rogue.tell(lambda hello, origin=origin: Alarm(origin, 10**9 + tick, True, hello.lineage))  # type: ignore[misc]
+        rogue.tell(lambda hello, origin=origin: Alarm(origin, 10**9 + tick, True, hello.lineage, proof))  # type: ignore[misc]
+    rogue.tell(lambda hello: Alarm(rogue.number, tick, tick % 2 == 0, hello.lineage))
 
 
 def large_models(rogue: Rogue, _: int) -> None:

@@ -313,7 +313,12 @@ class Elections(Part):
         """Take in the alarm of another peer, and hand it on if it is news."""
         if not at.options.method.revives or alarm.lineage != at.lineage or alarm.origin == at.id:
             return
+        if not self.detector.is_news(alarm.origin, alarm.number):
+            return
         if alarm.origin not in self.detector.alarms and len(self.detector.alarms) >= MOST_ALARMS:
             self.out.refuse("too many alarms", sender)
-        elif self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, at.round):
+        elif not self.callers.is_heard(alarm.origin, at.round):
+            self.out.refuse("too many alarms of a peer", sender)
+        else:
+            self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, at.round)
             self.out.broadcast(alarm, but=sender)
