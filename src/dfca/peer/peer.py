@@ -816,6 +816,9 @@ class Peer(Machine):
     def _advance_election(self, election: Election) -> None:
         """Warm up while there is time, and take the outcome."""
         if self.bank is not None:
+            if election.cut_off:
+                self._leave_wave()
+                return
             if election.opened:
                 self._stop_beside(WarmUp)
             if election.outcome is not None:

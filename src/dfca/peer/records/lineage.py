@@ -194,6 +194,11 @@ def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None
     return tuple(sorted({slot for entry in since for slot in entry.slots}))
 
 
+def electorate(lineage: Lineage) -> int:
+    """Count how many had a say in the clusters that there are."""
+    return max((entry.voters for entry in lineage if not entry.is_fold), default=0)
+
+
 def quiet_surveys(lineage: Lineage) -> int:
     """Count the surveys at the end of a lineage that merged nothing, in a row."""
     merged = (not entry.is_survey or bool(entry.merges) for entry in reversed(lineage))
