@@ -160,6 +160,11 @@ def flipped_models(rogue: Rogue, _: int) -> None:
     rogue.send_model(torch.neg)
 
 
+def broken_models(rogue: Rogue, tick: int) -> None:
+    """Send models that are not finite, or of another size."""
+    rogue.send_model((lambda model: model[:-1]) if tick % 2 else (lambda model: torch.full_like(model, torch.nan)))
+
+
 def flood(rogue: Rogue, tick: int) -> None:
     """Send 160 messages a second to everybody."""
     for number in range(round(160 * TICK_S)):
@@ -206,6 +211,7 @@ ATTACKS: dict[str, Attack] = {
     "alarms": alarms,
     "large-models": large_models,
     "flipped-models": flipped_models,
+    "broken-models": broken_models,
     "flood": flood,
     "warped-hellos": warped_hellos,
     "garbage": garbage,
