@@ -137,9 +137,11 @@ def by_elections_of_others(rogue: Rogue, tick: int) -> None:
 
 
 def alarms(rogue: Rogue, tick: int) -> None:
-    """Raise alarms in everybody's name."""
+    """Raise alarms in everybody's name, and its own."""
+    proof = rogue.random.randbytes(70)
     for origin in rogue.honest:
-        rogue.tell(lambda hello, origin=origin: Alarm(origin, 10**9 + tick, True, hello.lineage))  # type: ignore[misc]
+        rogue.tell(lambda hello, origin=origin: Alarm(origin, 10**9 + tick, True, hello.lineage, proof))  # type: ignore[misc]
+    rogue.tell(lambda hello: Alarm(rogue.number, tick, tick % 2 == 0, hello.lineage))
 
 
 def large_models(rogue: Rogue, _: int) -> None:
@@ -156,6 +158,11 @@ def large_models(rogue: Rogue, _: int) -> None:
 def flipped_models(rogue: Rogue, _: int) -> None:
     """Send models with the signs flipped."""
     rogue.send_model(torch.neg)
+
+
+def broken_models(rogue: Rogue, tick: int) -> None:
+    """Send models that are not finite, or of another size."""
+    rogue.send_model((lambda model: model[:-1]) if tick % 2 else (lambda model: torch.full_like(model, torch.nan)))
 
 
 def flood(rogue: Rogue, tick: int) -> None:
@@ -204,6 +211,7 @@ ATTACKS: dict[str, Attack] = {
     "alarms": alarms,
     "large-models": large_models,
     "flipped-models": flipped_models,
+    "broken-models": broken_models,
     "flood": flood,
     "warped-hellos": warped_hellos,
     "garbage": garbage,

@@ -12,11 +12,13 @@ from net_world import FAST, SIZE, SWARM, make_device, until, world
 
 from dfca.core.state import Message
 from dfca.node.net import transport
+from dfca.node.net.alarms import is_told_by, signed
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import SPREAD_S
 from dfca.node.net.options import Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.records import to_bytes
+from dfca.node.trust.roster import Roster
 from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import Entry
 
@@ -89,17 +91,57 @@ def test_a_member_that_claims_too_many_voters_is_not_heard_and_kept_out(tmp_path
     asyncio.run(run())
 
 
+def test_an_alarm_counts_from_the_device_it_is_about_or_with_its_signature(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 3) as found:
+            await until(found.connected)
+            origin, bearer, victim = found.devices
+            origin.transport.send(bearer.number, m.Alarm(origin.number, 1, True))
+            await until(lambda: bearer.node.messages)
+            ((_, told),) = bearer.node.messages
+            assert told.proof
+            forged = [
+                told._replace(proof=None),  # never leaves the bearer
+                told._replace(number=2),
+                told._replace(raised=False),
+                told._replace(origin=victim.number),
+                told._replace(lineage=lineage(3)[:1]),
+                told._replace(proof=b"forged"),
+                told,
+            ]
+            for each in forged:
+                bearer.transport.send(victim.number, each)
+            await until(lambda: victim.node.messages)
+            assert victim.node.messages == [(bearer.number, told)]
+            assert victim.transport.status()["refused"] == {"proof": 5}
+
+    asyncio.run(run())
+
+
+def test_an_alarm_without_a_signature_counts_from_the_link_of_its_origin(tmp_path: Path) -> None:
+    """Version 0.2 signs none."""
+    roster = Roster.found(one := Identity.create(tmp_path / "one"), "s" * 52, "one")
+    roster.introduce(one, (other := Identity.create(tmp_path / "other")).certificate, "other")
+    alarm = m.Alarm(other.number, 1, True)
+    assert is_told_by(alarm, other.number, roster, "s" * 52)
+    assert not is_told_by(alarm, one.number, roster, "s" * 52)
+    ours = signed(alarm, other, "s" * 52)
+    assert ours is not None
+    assert is_told_by(ours, one.number, roster, "s" * 52)
+    assert not is_told_by(ours, one.number, roster, "t" * 52)
+
+
 def test_an_alarm_of_nobody_is_dropped_and_its_bearer_is_not_blamed(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, 2) as found:
             await until(found.connected)
             liar, victim = found.devices
             for origin in range(1000, 1500):
-                liar.transport.send(victim.number, m.Alarm(origin, 1, True))
+                liar.transport.send(victim.number, m.Alarm(origin, 1, True, proof=b"forged"))
             last = m.Alarm(liar.number, 1, True)
             liar.transport.send(victim.number, last)
             await until(lambda: victim.node.messages)
-            assert [each for _, each in victim.node.messages] == [last]
+            assert [each._replace(proof=None) for _, each in victim.node.messages] == [last]
             assert victim.transport.status()["refused"] == {"member": 500}
             assert victim.node.up() == {liar.number}
 

@@ -74,6 +74,8 @@ def any_value(hint: Any, descriptor: Descriptor, name: str) -> st.SearchStrategy
         return any_record(hint, field.message_type)
     if hint is int:
         return any_number(field)
+    if hint is bytes:
+        return st.binary(max_size=messages.MOST_PROOF)
     return st.booleans() if hint is bool else st.floats(0, allow_nan=False)
 
 

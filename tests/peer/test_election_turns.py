@@ -252,7 +252,9 @@ def test_who_loses_its_way_to_the_root_stops_the_others_only_where_they_need_it(
         ("bid", 2, 1, True, None, True),  # of ten voters, two are missing
         ("bid", 2, 2, False, None, True),
         ("bid", 9, 0, False, None, True),  # the root itself
-        ("bid", 2, 0, False, Call((0,), 1), True),  # a by-election
+        ("bid", 9, 0, False, Call((0,), 1), True),
+        ("bid", 2, 1, True, Call((0,), 1), True),
+        ("counted", 2, 0, False, Call((0,), 1), True),  # nobody is known to have elected the clusters
         ("counted", 2, 0, False, None, True),
     ):
         wave = make(phase, parent=parent, kids=(3,), votes=votes, call=call)
@@ -260,6 +262,11 @@ def test_who_loses_its_way_to_the_root_stops_the_others_only_where_they_need_it(
         wave._lose_parent(3.0)
         assert (wave.parent, wave.last_s) == (None, 3.0)
         assert wave.key.attempt == (KEY.attempt + 1 if again else 0)
+    for phase, base in (("bid", ()), ("counted", (Entry(30, 0, 9, 0, 0, (0,)),))):
+        beside = make(phase, kids=(3,), call=Call((0,), 1), base=base)
+        beside._lose_parent(3.0)
+        assert beside.cut_off  # of a by-election
+        assert (beside.key, beside.out) == (KEY, [])
     half = make(kids=(3,), quorum=0.5, voters=4)
     half.kids[3] = Count(KEY, 2, 2, (CENTRE,))
     half._lose_parent(3.0)

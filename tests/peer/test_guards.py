@@ -26,10 +26,23 @@ from dfca.peer.parts import Outbox
 from dfca.peer.peer import Peer
 from dfca.peer.pursuit import LOWER, Pursuit
 from dfca.peer.records.lineage import Entry, Lineage, compatible, digest_of
-from dfca.peer.records.messages import BankCopy, Bid, Call, Candidate, Copy, Count, Hello, Key, Probe, Stand, Votes
+from dfca.peer.records.messages import (
+    Alarm,
+    BankCopy,
+    Bid,
+    Call,
+    Candidate,
+    Copy,
+    Count,
+    Hello,
+    Key,
+    Probe,
+    Stand,
+    Votes,
+)
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Losses, Warm
-from dfca.peer.revival import FRESH, DriftDetector
+from dfca.peer.revival import FRESH, MOST_ALARMS_OF_ONE, DriftDetector
 from dfca.peer.state import VERSION, Saved
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election
@@ -296,6 +309,20 @@ def test_an_alarm_counts_for_a_while_only() -> None:
     detector, options = DriftDetector(), ElectionOptions(support=1)
     detector.hear_alarm(7, 1, True, 10)
     assert [detector.is_due(round, options) for round in (10, 9 + FRESH, 10 + FRESH)] == [True, True, False]
+
+
+def test_of_one_peer_few_alarms_are_taken_in_within_a_round() -> None:
+    peer = make_peer(A, 5.0, 6.0, revives=True)
+    for number in range(1, 2 + MOST_ALARMS_OF_ONE):
+        for origin in (7, 8):
+            for bearer in (1, 2):  # one that is no news is not counted
+                peer.receive(bearer, Alarm(origin, number, True, A), 0.0)
+    assert {origin: number for origin, (number, _, _) in peer.elections.detector.alarms.items()} == {
+        7: MOST_ALARMS_OF_ONE,
+        8: MOST_ALARMS_OF_ONE,
+    }
+    assert peer.out.refused == {"too many alarms of a peer": 4}
+    assert len(peer.ready().messages) == 2 * MOST_ALARMS_OF_ONE
 
 
 def test_after_a_by_election_there_is_a_pause_and_after_one_in_vain_a_longer_one() -> None:

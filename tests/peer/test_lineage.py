@@ -10,13 +10,20 @@ from peer_script import elected
 
 from dfca.core.rules.merging import Merge, Plan
 from dfca.peer.records.lineage import (
+    FOLDED,
+    KEPT,
+    LEFT,
+    LONGEST,
     MOST_ENTRIES,
     MOST_SLOTS,
     Clusters,
     Entry,
     Lineage,
+    aligned,
     clusters_of,
+    compatible,
     digest_of,
+    extended,
     is_entry,
     is_lineage,
     layout_of,
@@ -173,3 +180,65 @@ def test_what_is_an_entry_and_a_lineage() -> None:
     assert not is_lineage((START,) * (MOST_ENTRIES + 1))
     assert not is_lineage([START])
     assert not is_entry(tuple(START))
+
+
+def by_election(number: int) -> Entry:
+    return Entry(3, number, 7, 0, number, (number % 3,))
+
+
+def history(count: int) -> Lineage:
+    """Make a lineage of many elections, entry by entry."""
+    lineage: Lineage = (Entry(9, 0, 7, 0, 1, (0, 1)),)
+    for number in range(count):
+        lineage = extended(lineage, by_election(number))
+    return lineage
+
+
+def test_a_long_lineage_is_folded_and_says_the_same_of_its_clusters() -> None:
+    assert len(history(LONGEST - 2)) == LONGEST - 1
+    folded = history(LONGEST - 1)
+    assert len(folded) == 2 + KEPT
+    assert (folded[1].voters, folded[1].attempt, folded[1].root) == (FOLDED, LONGEST - 1 - KEPT, 7)
+    assert folded[2:] == tuple(by_election(number) for number in range(LONGEST - 1 - KEPT, LONGEST - 1))
+    assert layout_of(folded) == Clusters(3)
+    assert is_lineage(folded)
+    closing = Entry(3, 0, 7, 0, 0, (0, 1), (Merge(0, 1, 0.5, 0.0),))
+    lineage = extended(history(3), closing)
+    for number in range(LONGEST):
+        lineage = extended(lineage, Entry(3, number, 7, 0, 0, ()))
+    assert lineage[1].empty == (1,)
+    assert layout_of(lineage) == Clusters(3, (1,))
+    assert not lineage[1].is_survey
+
+
+def test_lineages_are_compared_as_far_as_one_of_them_is_folded() -> None:
+    behind, folded = history(LONGEST - 2), history(LONGEST - 1)
+    mine = aligned(behind, folded)
+    assert folded[: len(mine)] == mine
+    assert opened_since(folded, mine) == ((LONGEST - 2) % 3,)
+    assert compatible(folded, mine, (LONGEST - 1) % 3)
+    assert aligned(folded, behind) == folded
+    twice, once = history(3 * LONGEST), history(3 * LONGEST - KEPT + LEFT)
+    assert aligned(twice, once) == twice
+    assert twice[: len(aligned(once, twice))] == aligned(once, twice)
+
+
+def test_who_was_away_for_too_long_or_has_another_history_has_the_lower_lineage() -> None:
+    folded = history(LONGEST - 1)
+    for short in (history(0), history(5), history(LONGEST - KEPT + LEFT - 3)):
+        assert aligned(short, folded) == short
+        assert short < folded
+    other = list(history(LONGEST - 2))
+    other[3] = other[3]._replace(digest=99)
+    assert aligned(tuple(other), folded) == tuple(other)
+    assert tuple(other) < folded
+
+
+def test_a_fold_stands_behind_the_first_entry_and_before_many() -> None:
+    folded = history(LONGEST - 1)
+    assert not is_lineage(folded[1:])
+    assert not is_lineage((*folded, folded[1]))
+    assert not is_lineage(folded[: 1 + LEFT])
+    assert is_lineage(folded[: 2 + LEFT])
+    assert not is_lineage((folded[0], folded[1]._replace(attempt=0), *folded[2:]))
+    assert opened_since(folded, folded[:1]) is None

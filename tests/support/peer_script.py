@@ -50,6 +50,7 @@ LINEAGES = {
     "A2": elected(3, 2, before=A),
     "B": elected(5, 0, 1),
     "LOW": elected(1, 0),
+    "MANY": elected(30, 0, 1),
     "AS": (*A, S),
     "AQ": (*A, Q),
     "AX": (*A, S._replace(slots=(0,))),

@@ -12,7 +12,7 @@ from dfca.core.rules.revival import PAUSE
 from dfca.core.rules.surveys import LAG
 from dfca.peer.inbox import MOST_ROUND
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
-from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.lineage import Lineage, extended
 from dfca.peer.records.messages import Alarm, Call, Probe
 from dfca.peer.records.work import Losses, Score, Trained, Warm, WarmUp
 from dfca.peer.revival import FRESH, NOBODY, Callers, DriftDetector
@@ -229,7 +229,7 @@ class Elections(Part):
         """Return whether a neighbour's lineage is what this peer's will be once the by-election takes effect."""
         if self.decided is None or self.decided.entry is None:
             return False
-        return self.decided.base == at.lineage and lineage == (*at.lineage, self.decided.entry)
+        return self.decided.base == at.lineage and lineage == extended(at.lineage, self.decided.entry)
 
     @property
     def opens(self) -> bool:
@@ -313,7 +313,12 @@ class Elections(Part):
         """Take in the alarm of another peer, and hand it on if it is news."""
         if not at.options.method.revives or alarm.lineage != at.lineage or alarm.origin == at.id:
             return
+        if not self.detector.is_news(alarm.origin, alarm.number):
+            return
         if alarm.origin not in self.detector.alarms and len(self.detector.alarms) >= MOST_ALARMS:
             self.out.refuse("too many alarms", sender)
-        elif self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, at.round):
+        elif not self.callers.is_heard(alarm.origin, at.round):
+            self.out.refuse("too many alarms of a peer", sender)
+        else:
+            self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, at.round)
             self.out.broadcast(alarm, but=sender)

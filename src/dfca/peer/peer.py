@@ -46,7 +46,7 @@ from dfca.peer.last_step import LastStep
 from dfca.peer.machine import Machine, names
 from dfca.peer.parts import Part, PeerView, is_silent, takes_part
 from dfca.peer.records import messages as m
-from dfca.peer.records.lineage import Entry, Lineage, layout_of
+from dfca.peer.records.lineage import Entry, Lineage, aligned, extended, layout_of
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import (
     KEPT,
@@ -267,10 +267,20 @@ class Peer(Machine):
         handle = _HANDLERS.get(type(message))
         if handle is None:
             return False
-        handle(self, sender, message)
+        handle(self, sender, self._compared(message))
         if self.elections.wave is not None or self.surveys.wave is not None:
             self._after_input()
         return True
+
+    def _compared(self, message: Any) -> Any:
+        """Fold the lineage of a message as far as this peer's own, or its own as far as the message's."""
+        name = "base" if isinstance(message, m.Probe) else "lineage"
+        told, mine = getattr(message, name, ()), self.lineage
+        if told is mine or told == mine:
+            return message
+        self.lineage = aligned(mine, told)
+        again = aligned(told, self.lineage)
+        return message if again is told else message._replace(**{name: again})
 
     def finished(self, job: Job, result: Any, now: float) -> None:
         self._tick(now)
@@ -349,7 +359,7 @@ class Peer(Machine):
         if layout_of(self.lineage).after(entry) is None:
             return
         self.elections.reset_alarm()
-        self.lineage = (*self.lineage, entry)
+        self.lineage = extended(self.lineage, entry)
         if entry.changes:
             self.copies, order = bank.surveyed(self.copies, entry, self.allocate)
             self.cycle.inbox.forget_clusters(entry.slots)
@@ -806,6 +816,9 @@ class Peer(Machine):
     def _advance_election(self, election: Election) -> None:
         """Warm up while there is time, and take the outcome."""
         if self.bank is not None:
+            if election.cut_off:
+                self._leave_wave()
+                return
             if election.opened:
                 self._stop_beside(WarmUp)
             if election.outcome is not None:
@@ -846,7 +859,7 @@ class Peer(Machine):
         for slot, model in outcome.opened:
             self._open_cluster(slot, model)
         if outcome.entry is not None:
-            self.lineage = (*self.lineage, outcome.entry)
+            self.lineage = extended(self.lineage, outcome.entry)
         opened = tuple(slot for slot, _ in outcome.opened)
         self.elections.detector.close(self.round - 1, len(self.copies.bank), opened)
         self.elections.reset_alarm()

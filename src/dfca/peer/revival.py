@@ -31,6 +31,8 @@ HASTE = 8
 """How many times as many rounds as this peer a caller may do."""
 MOST_PAUSE = 2**20
 """The longest pause of rounds after a call in vain."""
+MOST_ALARMS_OF_ONE = 8
+"""Alarms of one peer that another takes in within a round of its own."""
 UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
 """What a detector remembers of a cluster, before anything is known of it."""
 
@@ -90,9 +92,13 @@ class DriftDetector:
             if self.newest[j] < round <= limit:
                 self.newest[j] = round
 
+    def is_news(self, origin: int, number: int) -> bool:
+        """Return whether an alarm is newer than what is known of its origin."""
+        return origin not in self.alarms or number > self.alarms[origin][0]
+
     def hear_alarm(self, origin: int, number: int, raised: bool, round: int) -> bool:
         """Take in an alarm; return whether it is news."""
-        if origin in self.alarms and number <= self.alarms[origin][0]:
+        if not self.is_news(origin, number):
             return False
         self.alarms[origin] = (number, raised, round)
         return True
@@ -164,6 +170,15 @@ class Callers:
 
     caller: int = NOBODY  # who brought the call of the election that runs
     futile: dict[int, tuple[int, int]] = field(default_factory=dict)  # by neighbour: pause after a call in vain; when
+    alarms: dict[int, int] = field(default_factory=dict)  # by peer: its alarms in the round that is counted
+    counted: int = -1  # that round
+
+    def is_heard(self, origin: int, round: int) -> bool:
+        """Count an alarm of a peer; return whether it is not one of too many in a round."""
+        if round != self.counted:
+            self.alarms, self.counted = {}, round
+        self.alarms[origin] = self.alarms.get(origin, 0) + 1
+        return self.alarms[origin] <= MOST_ALARMS_OF_ONE
 
     def heeds(self, neighbour: int, round: int) -> bool:
         """Return whether to take part in an election that a neighbour calls, or hands on.

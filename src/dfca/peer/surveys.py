@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from dfca.core.rules.merging import JUDGED, Opinion
 from dfca.core.rules.surveys import LAG, is_too_late, wait_after
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
-from dfca.peer.records.lineage import Entry, Lineage, quiet_surveys
+from dfca.peer.records.lineage import Entry, Lineage, extended, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Observe
@@ -188,7 +188,7 @@ class Surveys(Part):
     def will_take(self, at: PeerView, lineage: Lineage) -> bool:
         """Return whether a neighbour's lineage is what this peer's will be once the survey takes effect."""
         decided = self.decided
-        return decided is not None and decided.base == at.lineage and lineage == (*at.lineage, decided.entry)
+        return decided is not None and decided.base == at.lineage and lineage == extended(at.lineage, decided.entry)
 
     def leave(self) -> None:
         """Take no part in the survey any more; who did not answer is remembered."""

@@ -27,7 +27,7 @@ def find_lie(message: Any, introduced: Collection[int]) -> Refused | None:
     if isinstance(message, Result):
         lineage = (message.entry,)
     for entry in lineage:
-        if entry.voters > len(introduced):
+        if entry.voters > len(introduced) and not entry.is_fold:
             return Refused("number", f"a lineage with {entry.voters} voters, of {len(introduced)} devices")
         if entry.root not in introduced:
             return Refused("member", f"a lineage of {entry.root}, which was never introduced")

@@ -21,6 +21,7 @@ import torch
 
 from dfca.base.errors import ConfigError
 from dfca.node.addresses import join_address
+from dfca.node.net.alarms import is_told_by, signed
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import SwarmGraph
@@ -172,7 +173,9 @@ class GrpcTransport:
 
     def send(self, neighbour: int, message: Any) -> None:
         link = self._numbers.get(neighbour)
-        if link is not None and not link.down:
+        if isinstance(message, Alarm):
+            message = signed(message, self._identity, self._swarm.swarm_id)
+        if link is not None and not link.down and message is not None:
             self._sender.send(link, message)
 
     def when_quiet(self, call: Callable[[], None]) -> None:
@@ -387,6 +390,9 @@ class GrpcTransport:
             return False
         if isinstance(message, Alarm) and self._roster.by_number(message.origin) is None:
             self._local.refusals.add("member", link.member)  # the sender may not know of a removal yet
+            return False
+        if isinstance(message, Alarm) and not is_told_by(message, link.number, self._roster, self._swarm.swarm_id):
+            self._local.refusals.add("proof", link.member)
             return False
         if find_lie(message, self._roster.introduced()) is None:
             return True

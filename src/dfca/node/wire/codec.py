@@ -261,6 +261,7 @@ def _scalar(hint: Any, field: FieldDescriptor) -> tuple[_Convert, _Convert]:
         (int, FieldDescriptor.TYPE_BYTES): (_sum_bytes, _sum),
         (float, FieldDescriptor.TYPE_DOUBLE): (_float, _float),
         (bool, FieldDescriptor.TYPE_BOOL): (bool, bool),
+        (bytes, FieldDescriptor.TYPE_BYTES): (bytes, bytes),
     }
     if (hint, field.type) not in known:
         raise TypeError(f"wire.proto: {field.full_name} has a type that does not hold {hint}")

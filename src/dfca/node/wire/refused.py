@@ -26,6 +26,7 @@ Reason = Literal[
     "swarm",
     "model",
     "member",
+    "proof",  # an alarm of another device without its signature
     "epoch",
     "roster",
     "rate",

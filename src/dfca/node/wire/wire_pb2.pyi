@@ -634,16 +634,18 @@ class Result(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
 
 class Alarm(_message.Message):
-    __slots__ = ("origin", "number", "raised", "lineage")
+    __slots__ = ("origin", "number", "raised", "lineage", "proof")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     origin: int
     number: int
     raised: bool
     lineage: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, origin: _Optional[int] = ..., number: _Optional[int] = ..., raised: _Optional[bool] = ..., lineage: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, origin: _Optional[int] = ..., number: _Optional[int] = ..., raised: _Optional[bool] = ..., lineage: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Curves(_message.Message):
     __slots__ = ("due", "cluster", "degree", "first", "values", "lineage")

@@ -5,6 +5,10 @@ Lineages are ordered: of two that differ, the first entry that differs decides, 
 extends the other is the later of the two. A peer folds a model only if its cluster comes from the same elections and
 surveys at both ends, and takes the models of a higher lineage that it meets. What surveys decided it does to its own
 models: that needs no others.
+
+A lineage that grows to `LONGEST` entries is folded: one entry, behind the first, stands for all but the last `KEPT`,
+with a digest of them and the clusters that they led to. Peers with the same history fold alike. Before two lineages are
+compared, one is folded as far as the other is (`aligned`); one that is too short for that is the lower of the two.
 """
 
 from __future__ import annotations
@@ -38,9 +42,14 @@ class Entry(NamedTuple):
     last: bool = False
 
     @property
+    def is_fold(self) -> bool:
+        """Whether it stands for `attempt` entries; slots: all clusters after them, empty: those that are closed."""
+        return self.voters == FOLDED
+
+    @property
     def is_survey(self) -> bool:
         """Whether it is a survey."""
-        return bool(self.merges or self.empty or self.last or not self.slots)
+        return not self.is_fold and bool(self.merges or self.empty or self.last or not self.slots)
 
     @property
     def changes(self) -> bool:
@@ -65,6 +74,50 @@ Lineage = tuple[Entry, ...]
 MOST_ENTRIES = 1000
 """A longer lineage is nobody's."""
 MOST_SLOTS = 4096
+FOLDED = 2**52
+"""The voters of an entry that stands for many: more than any other has, so that it is the higher one."""
+LONGEST, KEPT, LEFT = 64, 32, 16
+"""A lineage of `LONGEST` entries is folded to about `KEPT`; one of fewer than `LEFT` behind the fold is nobody's."""
+
+
+def extended(lineage: Lineage, entry: Entry) -> Lineage:
+    """Return a lineage with one more entry, folded where it gets too long."""
+    longer = (*lineage, entry)
+    return (
+        longer
+        if len(longer) < LONGEST
+        else _folded(longer, _folds(longer) + len(longer) - 1 - _has_fold(longer) - KEPT)
+    )
+
+
+def aligned(lineage: Lineage, other: Lineage) -> Lineage:
+    """Return a lineage folded as far as another one, where that has the same history and enough is left of it."""
+    more = _folds(other) - _folds(lineage)
+    if more <= 0 or len(lineage) - 1 - _has_fold(lineage) - more < LEFT:
+        return lineage
+    folded = _folded(lineage, _folds(other))
+    return folded if folded[1] == other[1] else lineage
+
+
+def _has_fold(lineage: Lineage) -> bool:
+    return len(lineage) > 1 and lineage[1].voters == FOLDED
+
+
+def _folds(lineage: Lineage) -> int:
+    """Count the entries that one stands for."""
+    return lineage[1].attempt if _has_fold(lineage) else 0
+
+
+def _folded(lineage: Lineage, count: int) -> Lineage:
+    """Let one entry stand for the first `count` behind the very first."""
+    known = int(_has_fold(lineage))
+    digest, clusters = lineage[1].digest if known else 0, layout_of(lineage[: 1 + known])
+    end = 1 + known + count - _folds(lineage)
+    for entry in lineage[1 + known : end]:
+        said = hashlib.sha256(f"{digest} {tuple(entry)}".encode())
+        digest, clusters = int.from_bytes(said.digest()[:6], "big"), clusters.after(entry) or clusters
+    slots, root = tuple(range(clusters.models)), lineage[end - 1].root
+    return (lineage[0], Entry(FOLDED, count, root, 0, digest, slots, (), clusters.closed), *lineage[end:])
 
 
 def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -90,6 +143,8 @@ class Clusters(NamedTuple):
 
     def after(self, entry: Entry) -> Clusters | None:
         """Return what an election or a survey makes of them; None where it cannot have been held."""
+        if entry.is_fold:
+            return Clusters(len(entry.slots), entry.empty)
         if not entry.is_survey:
             return Clusters(max(self.models, max(entry.slots) + 1), tuple(sorted({*self.closed} - {*entry.slots})))
         plan, opened = entry.plan, {*range(self.models)} - {*self.closed}
@@ -134,9 +189,14 @@ def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None
     since = [entry for entry in later[len(mine) :] if entry.changes]
     if all(entry.is_survey for entry in since):
         return ()
-    if any(entry.is_survey for entry in since):
+    if any(entry.is_survey or entry.is_fold for entry in since):
         return None
     return tuple(sorted({slot for entry in since for slot in entry.slots}))
+
+
+def electorate(lineage: Lineage) -> int:
+    """Count how many had a say in the clusters that there are."""
+    return max((entry.voters for entry in lineage if not entry.is_fold), default=0)
 
 
 def quiet_surveys(lineage: Lineage) -> int:
@@ -147,7 +207,10 @@ def quiet_surveys(lineage: Lineage) -> int:
 
 def is_lineage(value: Any) -> bool:
     """Return whether something that came is a lineage."""
-    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(map(is_entry, value))
+    known = type(value) is tuple and len(value) <= MOST_ENTRIES and all(map(is_entry, value))
+    if not known or any(entry.is_fold for entry in (*value[:1], *value[2:])):
+        return False
+    return not _has_fold(value) or (len(value) >= 2 + LEFT and value[1].attempt > 0)
 
 
 def is_entry(value: Any) -> bool:

@@ -28,6 +28,8 @@ MOST_SURVEYED = 26
 """No survey is of more clusters: no list of a message is longer than 4096."""
 MOST_PEERS = 2**20
 """No swarm has more."""
+MOST_PROOF = 128
+"""Bytes of a signature."""
 MOST_LOSS = 1e30
 """A curve with a larger loss is nobody's: sums of these stay finite."""
 
@@ -271,12 +273,16 @@ class Result(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """No model fits `origin` any more (or again one does); number: the newest of an origin counts."""
+    """No model fits `origin` any more (or again one does); number: the newest of an origin counts.
+
+    proof: by which drivers know that it is of `origin`, whoever hands it on.
+    """
 
     origin: int
     number: Natural
     raised: bool
     lineage: Lineage = ()
+    proof: bytes | None = None
 
 
 # The personal last step.
@@ -401,6 +407,7 @@ def _is_message(value: Any) -> bool:
 _LEAVES: dict[Any, Check] = {
     int: lambda value: type(value) is int,
     bool: lambda value: type(value) is bool,
+    bytes: lambda value: type(value) is bytes and len(value) <= MOST_PROOF,
     float: _is_number,
     Tensor: _is_model,
     Message: _is_message,

@@ -6,8 +6,9 @@ made it, its `Candidate` model crosses each edge of the tree once, `Votes` come 
 goes down. Who has not warmed up when turns begin forwards everything and neither bids nor votes.
 
 **Losses.** A child that is lost is no longer waited for. Who loses its parent, or the child through which a candidate
-should have come, begins the next attempt. Decided turns are a log; the longest log wins the root, and a parent sends
-its children the `Centre`s that they lack, so that a new attempt costs one turn.
+should have come, begins the next attempt; where few are below it, the others continue without them. Decided turns are a
+log; the longest log wins the root, and a parent sends its children the `Centre`s that they lack, so that a new attempt
+costs one turn.
 
 The rules of turns are those of `rules.election`; sums are in fixed point, so any tree decides alike, as the synchronous
 simulator does in closed form.
@@ -28,7 +29,7 @@ from dfca.core.method import MergeOptions
 from dfca.core.rules.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.rules.turns import next_slot, unasked
 from dfca.core.state import is_finite
-from dfca.peer.records.lineage import Entry, Lineage, digest_of, shared_length
+from dfca.peer.records.lineage import Entry, Lineage, digest_of, electorate, shared_length
 from dfca.peer.records.messages import (
     Bid,
     Call,
@@ -87,6 +88,7 @@ class Election(Wave):
     early: dict[int, Bid | Votes | Candidate | Decision] = field(default_factory=dict)  # what overtook its cause
     blamed: set[int] = field(default_factory=set)  # neighbours that were silent before
     no_shows: set[int] = field(default_factory=set)  # candidates that were asked to stand, and did not
+    cut_off: bool = False  # it has lost its way to the root of a by-election, which the others hold without it
 
     def resume(self, answer_time: AnswerTime, models: Tensor | None) -> None:
         super().resume(answer_time, models)
@@ -523,16 +525,21 @@ class Election(Wave):
             self._again(now)
 
     def _lose_parent(self, now: float) -> None:
-        """Begin the next attempt; where the others have a quorum without this subtree, wait for them.
+        """Begin the next attempt; where the others have a quorum without this subtree, they continue without it.
 
-        A wave of attempt 0 stops nobody: it ends when the others begin again, or have models.
+        At a start it waits for them: a wave of attempt 0 stops nobody, and ends when the others begin again, or have
+        models. In a by-election it takes no part any more, and what they decide reaches it as a lineage.
         """
-        subtree = int(self.votes) + sum(kid.ready for kid in self.kids.values())
-        missed = self.parent == self.key.root or subtree > (1 - self.quorum) * self.voters
-        if not self.opened or self.call is not None or missed:
-            self._again(now)
+        if self.opened:
+            subtree, voters = int(self.votes) + sum(kid.ready for kid in self.kids.values()), self.voters
         else:
+            subtree, voters = self._count().size, 0 if self.call is None else electorate(self.base)
+        if self.parent == self.key.root or subtree > (1 - self.quorum) * voters:
+            self._again(now)
+        elif self.call is None:
             self.begin(now)
+        else:
+            self.cut_off = True
 
 
 def _join(known: Tensor | None, more: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from dfca.core.rules.merging import (
     unsettled,
 )
 from dfca.core.rules.surveys import LAG, Schedule
-from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
+from dfca.peer.records.lineage import Entry, electorate, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.waves.wave import Wave
 
@@ -119,17 +119,12 @@ class SurveyWave(Wave):
     def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
         """Ask, where enough take part: too few decide nothing."""
         counted = self._count()
-        if 2 * counted.size <= self._electorate or counted.poll is None:
+        if 2 * counted.size <= electorate(self.base) or counted.poll is None:
             self._give_up()
             return
         self.polled = counted.poll
         quiet = quiet_surveys(self.base)
         self._ask(self.polled.followers, pair_up(self.polled, unsettled(self.polled, quiet), quiet))
-
-    @property
-    def _electorate(self) -> int:
-        """How many had a say in the clusters that there are."""
-        return max((entry.voters for entry in self.base), default=0)
 
     def _ask(self, followers: Sequence[int], partners: Sequence[int]) -> None:
         self.phase, self.missing = "vote", self._to_wait_for(self.kids, "vote")
@@ -169,7 +164,7 @@ class SurveyWave(Wave):
     def _decide(self, polled: Poll, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
         plan = decide(polled, said, self.partners, self.merging)
-        if sum(polled.followers) < self._electorate:  # others may follow what nobody here does
+        if sum(polled.followers) < electorate(self.base):  # others may follow what nobody here does
             plan = plan._replace(empty=())
         effect, quiet = self.round + LAG, quiet_surveys(self.base)
         schedule = Schedule(self.merging, self.rounds, effect, quiet)
@@ -224,7 +219,7 @@ class SurveyWave(Wave):
         if self._waited_for():
             wait_s *= 1 + math.log2(max(1, super()._count().size))
         elif self.parent is not None:
-            wait_s *= PATIENCE * (1 + math.log2(max(1, self._electorate)))
+            wait_s *= PATIENCE * (1 + math.log2(max(1, electorate(self.base))))
         return wait_s + (self.work_s if self.opened else 0.0)
 
     def wake(self, now: float) -> None:

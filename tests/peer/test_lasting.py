@@ -1,0 +1,142 @@
+"""A swarm of thousands of by-elections: lineages stay short, and who was away comes back."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from peer_script import model
+from torch import Tensor
+
+from dfca.core.exchange import Rules
+from dfca.core.method import Method
+from dfca.core.rules.election import ElectionOptions
+from dfca.node.wire import codec
+from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import KEPT, LONGEST, Entry, Lineage, digest_of
+from dfca.peer.records.messages import Call
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.state import VERSION, Saved
+
+BY_ELECTIONS = 2000
+FIRST: Lineage = (Entry(3, 0, 0, 0, 1, (0, 1)),)
+
+
+class Swarm:
+    """Peers that train cluster 0 for ever; the loss of a model is its distance from `target`, at peer 0 from 0."""
+
+    def __init__(self) -> None:
+        self.target = 0.0
+        self.peers: dict[int, Peer] = {}
+        self.mail: deque[tuple[int, int, Any]] = deque()
+
+    def join(self, i: int, saved: Saved) -> None:
+        near, method = tuple({0, 1, 2} - {i}), Method(revives=True, election=ElectionOptions(support=1))
+        usual: dict[str, Any] = {
+            "start": "elected",
+            "rounds": 10**9,
+            "seed": 0,
+            "clusters": None,
+            "join_s": 5.0,
+            "hang_s": 5.0,
+        }
+        options = PeerOptions(Rules(i, 2), near, 1, dtype=torch.float64, method=method, **usual)
+        self.peers[i] = peer = Peer(options, lambda m: torch.zeros(m, 1, dtype=torch.float64), 1, saved)
+        peer.begin(0.0)
+        for other in [*self.peers]:
+            if other != i:
+                self.peers[other].connected(i, 0.0)
+                peer.connected(other, 0.0)
+
+    def leave(self, i: int) -> Saved:
+        saved = self.peers.pop(i).save()
+        for peer in self.peers.values():
+            peer.disconnected(i, 0.0)
+        return saved
+
+    def run(self, rounds: int) -> None:
+        until = {i: peer.round + rounds for i, peer in self.peers.items()}
+        while any(peer.round < until[i] for i, peer in self.peers.items()):
+            for i, peer in self.peers.items():
+                ready = peer.ready()
+                self.mail += [(i, to, message) for to, message in ready.messages if to in self.peers]
+                for job in ready.work:
+                    peer.finished(job, self.done(job, peer), 0.0)
+            while self.mail:
+                sender, to, message = self.mail.popleft()
+                self.peers[to].receive(sender, message, 0.0)
+            for peer in self.peers.values():
+                if peer.next_wake() is not None and peer.next_wake() <= 0.0:  # type: ignore[operator]
+                    peer.wake(0.0)
+
+    def losses(self, models: Tensor, peer: Peer) -> Losses:
+        away = (models - self.wanted(peer)).abs() + torch.tensor([0.0, 0.1, 0.2, 0.3])
+        return Losses(away, away)
+
+    def wanted(self, peer: Peer) -> float:
+        return self.target if peer.id else 0.0
+
+    def done(self, job: Any, peer: Peer) -> Any:
+        if isinstance(job, Train):
+            return Trained(0, True, peer.bank[0].clone(), 1.0, 8)  # type: ignore[index]
+        if isinstance(job, WarmUp):
+            own = model(self.wanted(peer))
+            return Warm(own, self.losses(own[None], peer))
+        assert isinstance(job, Score)
+        return self.losses(job.models, peer)
+
+    def hold_by_election(self, number: int) -> None:
+        """Let a peer call a by-election for cluster 1, which nobody trains."""
+        self.target = wanted_in(number)
+        caller = self.peers[number % 2]
+        caller.elections._make(caller, Call((1,), 2))
+        assert caller.elections.wave is not None
+        caller.elections.wave.begin(0.0)
+        caller.elections.prepare(caller)
+        while any(peer.wave or peer.elections.decided for peer in self.peers.values()):
+            self.run(1)
+
+
+def wanted_in(number: int) -> float:
+    """Return a model from which those before are further away than cluster 0 is."""
+    return (10.0 + number) * (-1) ** number
+
+
+def history(swarm: Swarm) -> Lineage:
+    (lineage,) = {peer.lineage for peer in swarm.peers.values()}
+    return lineage
+
+
+def test_two_thousand_by_elections_and_who_was_away_for_some_or_for_most_of_them() -> None:
+    swarm = Swarm()
+    start = torch.zeros(2, 1, dtype=torch.float64)
+    names = dict.fromkeys(("stamps", "origins", "folded", "updates"), (0, 0))
+    for i in range(3):
+        swarm.join(i, Saved(VERSION, 0, 0, 1, FIRST, start, 0, **names))  # type: ignore[arg-type]
+    swarm.run(2)
+    lengths = []
+    for number in range(BY_ELECTIONS):
+        swarm.hold_by_election(number)
+        lengths.append(len(history(swarm)))
+        if number == 99:
+            old = swarm.leave(2)
+        elif number == BY_ELECTIONS - 60:
+            swarm.join(2, old)  # it knows less than what is folded: it takes all models
+            swarm.run(4)
+            assert len(history(swarm)) <= LONGEST
+        elif number == BY_ELECTIONS - 40:
+            recent = swarm.leave(2)
+    swarm.join(2, recent)
+    swarm.run(4)
+    lineage = history(swarm)
+    assert max(lengths) == LONGEST - 1
+    assert lineage[0] == FIRST[0]
+    assert lineage[1].attempt + len(lineage) - 2 == BY_ELECTIONS
+    assert KEPT <= len(lineage) < LONGEST
+    assert all(peer.bank is not None and peer.bank[1] == wanted_in(BY_ELECTIONS - 1) for peer in swarm.peers.values())
+    assert not any(peer.out.refused for peer in swarm.peers.values())
+    hello = swarm.peers[0].hello()
+    assert codec.decode(codec.encode(hello)[0]).message() == hello
+    assert lineage[-1].digest == digest_of([model(wanted_in(BY_ELECTIONS - 1))])
