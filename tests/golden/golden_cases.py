@@ -131,6 +131,8 @@ WITH_LAST_STEP = (
     *("table4-femnist-k", "figure-femnist-k", "figure-convergence"),
 )
 """Presets that had a row "dfedavgm + last step" in 0.2."""
+WITHOUT_MERGING = ("churn", "delays", "late-joiner", "lossy", "partition", "stragglers")
+"""Presets whose dfca-auto merged nothing in 0.2."""
 
 
 def digests() -> dict[str, Any]:
@@ -163,6 +165,10 @@ def _as_in_0_2(name: str, values: dict[str, Any]) -> Iterator[Path]:
         tables.pop("dfedavgm", None)
         for key in ("momentum", "personal"):
             tables.get("dfca-auto", {}).pop(key, None)
+        if name in WITHOUT_MERGING:
+            tables["dfca-auto"] = {"merge": False}
+        if name == "stragglers":
+            tables["dfca-auto"] |= {"warmup_steps": 20, "warmup_momentum": 0.9}
         values["algorithm"] = {label: table for label, table in tables.items() if table}
     values.pop("extras", None)
     rows = [row for row in values["algorithms"] if not isinstance(row, dict)]
