@@ -37,7 +37,14 @@ from dfca.node.operate.logs import Log, open_log
 from dfca.node.operate.members import describe_members
 from dfca.node.operate.node_log import NodeLog
 from dfca.node.operate.overview import summarise
-from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, guess_loss, save_status
+from dfca.node.operate.status import (
+    describe_misfit,
+    describe_neighbours,
+    describe_work,
+    guess_loss,
+    name_misfit,
+    save_status,
+)
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
@@ -329,8 +336,16 @@ class Service:
             self._guard.note(note)
 
     def _check_poison(self) -> None:
-        """Name the neighbours whose models are left out; a known one whose losses changed is not logged again."""
-        now = {} if self._guard is None else self._guard.problems(self._name, self.folder.path)
+        """Name the neighbours whose models are left out, or say that it is this device that differs from all others.
+
+        A known problem whose losses changed is not logged again.
+        """
+        if self._guard is None:
+            return
+        if figures := self._guard.refuses(self.node.machine.links):
+            now = {"poison": name_misfit(self.folder.facts, figures)}
+        else:
+            now = self._guard.problems(self._name, self.folder.path)
         for what in [what for what in self._problems if what.startswith("poison") and what not in now]:
             self._report(what, None)
         for what, problem in now.items():

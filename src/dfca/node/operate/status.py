@@ -117,7 +117,12 @@ def describe_misfit(losses: Sequence[float], facts: Facts, members: int, known: 
     guess = guess_loss(facts)
     if members < 2 or len(losses) < RECENT or median(losses) < (FIT if known else MISFIT) * guess:
         return None
-    text = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
+    return name_misfit(facts, f"loss {median(losses):.2g}; guessing has {guess:.2g}")
+
+
+def name_misfit(facts: Facts, figures: str) -> str:
+    """Return the sentence for a device that no model of the swarm fits."""
+    text = f"no model of the swarm fits this device's data ({figures})"
     if facts.clusters is None and facts.algorithm.startswith("dfca"):
         return (
             f"{text}: it may be the only one of its kind, and a swarm that finds its clusters itself opens one for at "

@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,6 +134,13 @@ class ModelGuard:
     def left_out(self, name: Callable[[int], str]) -> dict[str, int]:
         """Count the models that were left out, by neighbour."""
         return {name(sender): watched.left_out for sender, watched in [*self.watched.items()] if watched.left_out}
+
+    def refuses(self, neighbours: Collection[int]) -> str:
+        """Return the losses where the models of several neighbours are left out, and of no other one are any folded."""
+        out = {sender: watched.loss for sender, watched in [*self.watched.items()] if watched.left_out}
+        if len(out) < 2 or not out.keys() >= {*neighbours}:
+            return ""
+        return f"loss {median(out.values()):.3g}; its own models have {median(self._losses or [math.nan]):.3g}"
 
     def problems(self, name: Callable[[int], str], folder: Path) -> dict[str, str]:
         """Describe the neighbours whose models are left out, a sentence each."""
