@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import torch
@@ -12,13 +12,17 @@ from torch import Tensor
 from dfca.core.exchange import Rules
 from dfca.core.method import Method
 from dfca.core.rules.election import ElectionOptions
+from dfca.core.state import Message
 from dfca.node.wire import codec
+from dfca.peer.joiner import Extend
 from dfca.peer.peer import Peer
-from dfca.peer.records.lineage import KEPT, LONGEST, Entry, Lineage, digest_of
-from dfca.peer.records.messages import Call
+from dfca.peer.pursuit import Pursuit
+from dfca.peer.records.lineage import KEPT, LONGEST, Entry, Lineage, aligned, digest_of, extended
+from dfca.peer.records.messages import BankCopy, Call, Hello, Probe
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
 from dfca.peer.state import VERSION, Saved
+from dfca.peer.surveys import Decided
 
 BY_ELECTIONS = 2000
 FIRST: Lineage = (Entry(3, 0, 0, 0, 1, (0, 1)),)
@@ -31,6 +35,7 @@ class Swarm:
         self.target = 0.0
         self.peers: dict[int, Peer] = {}
         self.mail: deque[tuple[int, int, Any]] = deque()
+        self.noted: Counter[str] = Counter()
 
     def join(self, i: int, saved: Saved) -> None:
         near, method = tuple({0, 1, 2} - {i}), Method(revives=True, election=ElectionOptions(support=1))
@@ -59,17 +64,21 @@ class Swarm:
     def run(self, rounds: int) -> None:
         until = {i: peer.round + rounds for i, peer in self.peers.items()}
         while any(peer.round < until[i] for i, peer in self.peers.items()):
-            for i, peer in self.peers.items():
-                ready = peer.ready()
-                self.mail += [(i, to, message) for to, message in ready.messages if to in self.peers]
-                for job in ready.work:
-                    peer.finished(job, self.done(job, peer), 0.0)
-            while self.mail:
-                sender, to, message = self.mail.popleft()
-                self.peers[to].receive(sender, message, 0.0)
-            for peer in self.peers.values():
-                if peer.next_wake() is not None and peer.next_wake() <= 0.0:  # type: ignore[operator]
-                    peer.wake(0.0)
+            self.step()
+
+    def step(self) -> None:
+        for i, peer in self.peers.items():
+            ready = peer.ready()
+            self.noted.update(kind for kind, *_ in ready.noted)
+            self.mail += [(i, to, message) for to, message in ready.messages if to in self.peers]
+            for job in ready.work:
+                peer.finished(job, self.done(job, peer), 0.0)
+        while self.mail:
+            sender, to, message = self.mail.popleft()
+            self.peers[to].receive(sender, message, 0.0)
+        for peer in self.peers.values():
+            if peer.next_wake() is not None and peer.next_wake() <= 0.0:  # type: ignore[operator]
+                peer.wake(0.0)
 
     def losses(self, models: Tensor, peer: Peer) -> Losses:
         away = (models - self.wanted(peer)).abs() + torch.tensor([0.0, 0.1, 0.2, 0.3])
@@ -88,6 +97,11 @@ class Swarm:
         return self.losses(job.models, peer)
 
     def hold_by_election(self, number: int) -> None:
+        self.begin_by_election(number)
+        while any(peer.wave or peer.elections.decided for peer in self.peers.values()):
+            self.run(1)
+
+    def begin_by_election(self, number: int) -> None:
         """Let a peer call a by-election for cluster 1, which nobody trains."""
         self.target = wanted_in(number)
         caller = self.peers[number % 2]
@@ -95,8 +109,6 @@ class Swarm:
         assert caller.elections.wave is not None
         caller.elections.wave.begin(0.0)
         caller.elections.prepare(caller)
-        while any(peer.wave or peer.elections.decided for peer in self.peers.values()):
-            self.run(1)
 
 
 def wanted_in(number: int) -> float:
@@ -140,3 +152,50 @@ def test_two_thousand_by_elections_and_who_was_away_for_some_or_for_most_of_them
     hello = swarm.peers[0].hello()
     assert codec.decode(codec.encode(hello)[0]).message() == hello
     assert lineage[-1].digest == digest_of([model(wanted_in(BY_ELECTIONS - 1))])
+
+
+def test_who_hears_of_a_fold_before_its_own_round_is_closed_takes_what_it_has_voted_for() -> None:
+    swarm = Swarm()
+    start = torch.zeros(2, 1, dtype=torch.float64)
+    names = dict.fromkeys(("stamps", "origins", "folded", "updates"), (0, 0))
+    base = FIRST
+    while len(base) < LONGEST - 1:
+        base = extended(base, Entry(3, len(base), 0, 0, 7, (1,)))
+    for i in range(3):
+        swarm.join(i, Saved(VERSION, 0, 0, 1, base, start, 0, **names))  # type: ignore[arg-type]
+    swarm.run(2)
+    swarm.begin_by_election(0)
+    wave = swarm.peers[0].elections.wave
+    assert wave is not None
+    behind = aligned(base, extended(base, base[-1]))
+    assert behind != base
+    assert wave.is_kind_of(Probe(wave.key, behind, wave.call))
+    steps = 0
+    while not (decided := [peer for peer in swarm.peers.values() if peer.elections.decided]):
+        swarm.step()
+        assert (steps := steps + 1) < 99
+    late = decided[0]
+    outcome = late.elections.decided
+    assert outcome is not None
+    assert outcome.entry is not None
+    folded = extended(base, outcome.entry)
+    late.receive((late.id + 1) % 3, Hello(1, late.round + 1, 2, folded), 0.0)
+    assert len(late.lineage) < LONGEST - KEPT + 2
+    swarm.run(2)
+    assert history(swarm) == folded
+    assert not {"adopt", "join", "switch"} & {*swarm.noted}
+    assert late.elections.voted
+    quiet = Entry(3, 0, 0, 0, 0, ())
+    late.surveys.decided, late.lineage = Decided(quiet, base, 0), behind
+    assert late.surveys.will_take(late, extended(behind, quiet))
+    assert late.surveys.take_decided(late, ended=False) == quiet
+    pursuit = late.joiner.pursuit = Pursuit(0, (*base, FIRST[0]), 0.0, 9.0, (0, 1))
+    copies = [BankCopy(Message(0, j, 1, 2, model(1.0), None, 1), 2, 2, (*base, FIRST[0])) for j in (0, 1)]
+    assert pursuit.take(copies[0], late.options, base) is None
+    folded = extended(base, FIRST[0])
+    assert pursuit.take(copies[1]._replace(lineage=folded), late.options, behind) is None
+    assert pursuit.complete
+    pursuit.lineage, late.job = (*base, FIRST[0]), None
+    effect = late.joiner.adopt(late)  # its own lineage was folded while it waited
+    assert isinstance(effect, Extend)
+    assert effect.opened == (0, 1)

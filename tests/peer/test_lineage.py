@@ -29,6 +29,7 @@ from dfca.peer.records.lineage import (
     layout_of,
     opened_since,
     quiet_surveys,
+    same,
     shared_length,
 )
 
@@ -214,6 +215,11 @@ def test_a_long_lineage_is_folded_and_says_the_same_of_its_clusters() -> None:
 def test_lineages_are_compared_as_far_as_one_of_them_is_folded() -> None:
     behind, folded = history(LONGEST - 2), history(LONGEST - 1)
     mine = aligned(behind, folded)
+    assert mine != behind
+    assert same(mine, behind)
+    assert same(behind, mine)
+    assert not same(folded, behind)
+    assert [compatible(folded, behind, (LONGEST - 2 - j) % 3) for j in (0, 1)] == [False, True]  # what came before
     assert folded[: len(mine)] == mine
     assert opened_since(folded, mine) == ((LONGEST - 2) % 3,)
     assert compatible(folded, mine, (LONGEST - 1) % 3)
@@ -240,5 +246,18 @@ def test_a_fold_stands_behind_the_first_entry_and_before_many() -> None:
     assert not is_lineage((*folded, folded[1]))
     assert not is_lineage(folded[: 1 + LEFT])
     assert is_lineage(folded[: 2 + LEFT])
-    assert not is_lineage((folded[0], folded[1]._replace(attempt=0), *folded[2:]))
+    wrong: list[dict[str, Any]] = [{"attempt": 0}, {"attempt": FOLDED + 1}, {"slots": (0, 2)}, {"slots": ()}]
+    wrong += [{"empty": (0, 1, 2)}, {"empty": (3,)}, {"empty": (1, 0)}, {"last": True}]  # nothing open; no cluster
+    for changes in (*wrong, {"merges": (Merge(0, 1, 0.5, 0.0),)}):
+        assert not is_lineage((folded[0], folded[1]._replace(**changes), *folded[2:]))
+    assert is_lineage((folded[0], folded[1]._replace(empty=(0, 2)), *folded[2:]))
     assert opened_since(folded, folded[:1]) is None
+
+
+def test_a_fold_of_a_liar_does_not_grow_beyond_what_messages_hold() -> None:
+    folded = history(LONGEST - 1)
+    lineage: Lineage = (folded[0], folded[1]._replace(attempt=FOLDED), *folded[2:])
+    for number in range(LONGEST):
+        lineage = extended(lineage, by_election(number))
+    assert len(lineage) < LONGEST
+    assert is_lineage(lineage)

@@ -12,7 +12,7 @@ from dfca.core.rules.revival import PAUSE
 from dfca.core.rules.surveys import LAG
 from dfca.peer.inbox import MOST_ROUND
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
-from dfca.peer.records.lineage import Lineage, extended
+from dfca.peer.records.lineage import Lineage, extended, same
 from dfca.peer.records.messages import Alarm, Call, Probe
 from dfca.peer.records.work import Losses, Score, Trained, Warm, WarmUp
 from dfca.peer.revival import FRESH, NOBODY, Callers, DriftDetector
@@ -223,13 +223,13 @@ class Elections(Part):
     def take_decided(self, at: PeerView) -> Outcome | None:
         """Return what takes effect now, and forget it; what was decided about other models is of no use."""
         outcome, self.decided = self.decided, None
-        return outcome if outcome is not None and outcome.base == at.lineage else None
+        return outcome if outcome is not None and same(outcome.base, at.lineage) else None
 
     def will_take(self, at: PeerView, lineage: Lineage) -> bool:
         """Return whether a neighbour's lineage is what this peer's will be once the by-election takes effect."""
         if self.decided is None or self.decided.entry is None:
             return False
-        return self.decided.base == at.lineage and lineage == extended(at.lineage, self.decided.entry)
+        return same(self.decided.base, at.lineage) and lineage == extended(at.lineage, self.decided.entry)
 
     @property
     def opens(self) -> bool:

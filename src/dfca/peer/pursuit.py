@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dfca.core.state import is_finite
-from dfca.peer.records.lineage import Clusters, Lineage, layout_of, opened_since
+from dfca.peer.records.lineage import Clusters, Lineage, aligned, layout_of, opened_since
 from dfca.peer.records.messages import BankCopy
 from dfca.peer.records.options import PeerOptions
 
@@ -67,6 +67,7 @@ class Pursuit:
             return "in another's name"
         if mine is not None and not copy.lineage > mine:
             return LOWER
+        self.lineage = aligned(self.lineage, copy.lineage)
         if copy.lineage != self.lineage:
             if copy.lineage < self.lineage:
                 return LOWER

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from dfca.core.rules.merging import JUDGED, Opinion
 from dfca.core.rules.surveys import LAG, is_too_late, wait_after
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
-from dfca.peer.records.lineage import Entry, Lineage, extended, quiet_surveys
+from dfca.peer.records.lineage import Entry, Lineage, extended, quiet_surveys, same
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Observe
@@ -183,12 +183,14 @@ class Surveys(Part):
         if self.decided is None or (at.round < self.decided.after and not ended):
             return None
         (entry, base, _), self.decided = self.decided, None
-        return entry if base == at.lineage else None
+        return entry if same(base, at.lineage) else None
 
     def will_take(self, at: PeerView, lineage: Lineage) -> bool:
         """Return whether a neighbour's lineage is what this peer's will be once the survey takes effect."""
         decided = self.decided
-        return decided is not None and decided.base == at.lineage and lineage == extended(at.lineage, decided.entry)
+        if decided is None:
+            return False
+        return same(decided.base, at.lineage) and lineage == extended(at.lineage, decided.entry)
 
     def leave(self) -> None:
         """Take no part in the survey any more; who did not answer is remembered."""

@@ -99,6 +99,11 @@ def aligned(lineage: Lineage, other: Lineage) -> Lineage:
     return folded if folded[1] == other[1] else lineage
 
 
+def same(one: Lineage, other: Lineage) -> bool:
+    """Return whether two lineages are of the same history, however far each is folded."""
+    return one == other or aligned(one, other) == aligned(other, one)
+
+
 def _has_fold(lineage: Lineage) -> bool:
     return len(lineage) > 1 and lineage[1].voters == FOLDED
 
@@ -117,6 +122,7 @@ def _folded(lineage: Lineage, count: int) -> Lineage:
         said = hashlib.sha256(f"{digest} {tuple(entry)}".encode())
         digest, clusters = int.from_bytes(said.digest()[:6], "big"), clusters.after(entry) or clusters
     slots, root = tuple(range(clusters.models)), lineage[end - 1].root
+    count = min(count, FOLDED)  # a liar may say so many; no message holds more than twice as many
     return (lineage[0], Entry(FOLDED, count, root, 0, digest, slots, (), clusters.closed), *lineage[end:])
 
 
@@ -129,6 +135,7 @@ def compatible(one: Lineage, other: Lineage, cluster: int) -> bool:
     """Return whether a cluster is the same in both: no election that only one of them knows has opened it."""
     if one == other:
         return True
+    one, other = aligned(one, other), aligned(other, one)
     common = shared_length(one, other)
     if common < min(len(one), len(other)):
         return False  # two elections of the same place: nothing is the same
@@ -210,7 +217,14 @@ def is_lineage(value: Any) -> bool:
     known = type(value) is tuple and len(value) <= MOST_ENTRIES and all(map(is_entry, value))
     if not known or any(entry.is_fold for entry in (*value[:1], *value[2:])):
         return False
-    return not _has_fold(value) or (len(value) >= 2 + LEFT and value[1].attempt > 0)
+    return not _has_fold(value) or (len(value) >= 2 + LEFT and _is_sound(value[1]))
+
+
+def _is_sound(fold: Entry) -> bool:
+    """Return whether an entry that stands for many says which clusters there are, and leaves one open."""
+    opened, closed = fold.slots == tuple(range(len(fold.slots))), {*fold.empty} < {*fold.slots}
+    plain = fold.empty == tuple(sorted({*fold.empty})) and not fold.merges and not fold.last
+    return 0 < fold.attempt <= FOLDED and opened and closed and plain
 
 
 def is_entry(value: Any) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.rules.election import ElectionOptions, lot
-from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.lineage import Entry, Lineage, same
 from dfca.peer.records.messages import MOST_PEERS, Call, Count, Key, Probe, Refuse, Turn
 from dfca.peer.records.work import Warm
 from dfca.peer.waves.deadline import AnswerTime
@@ -102,7 +102,7 @@ class Wave(ABC):
     def is_kind_of(self, probe: Probe) -> bool:
         """Return whether a probe is of a wave of the same kind, about as many clusters of the same lineage."""
         one, other = self.call, probe.call
-        if probe.base != self.base:
+        if not same(probe.base, self.base):
             return False
         if one is None or other is None:
             return one is other
