@@ -817,6 +817,7 @@ class Peer(Machine):
         """Warm up while there is time, and take the outcome."""
         if self.bank is not None:
             if election.cut_off:
+                self.elections.detector.last = self.round - 1  # a by-election of its own would stop the others'
                 self._leave_wave()
                 return
             if election.opened:
