@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dfca.peer.parts import Outbox, Part, PeerView, copy_of, is_silent
 from dfca.peer.pursuit import LOWER, Pursuit
-from dfca.peer.records.lineage import Lineage, aligned, clusters_of, opened_since
+from dfca.peer.records.lineage import Lineage, clusters_of, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined, Hello
 from dfca.peer.records.work import KEPT
 from dfca.peer.waves.election import Election
@@ -178,7 +178,7 @@ class Joiner(Part):
         pursuit = self.pursuit
         if pursuit is None or not pursuit.complete:
             return None
-        pursuit.lineage = aligned(pursuit.lineage, at.lineage)
+        pursuit.align(at.lineage)
         opened = opened_since(pursuit.lineage, _lineage_of(at))
         if opened == ():
             return self._follow(at, pursuit.lineage)

@@ -43,6 +43,10 @@ class Pursuit:
         """Wait for the next model as long as for this one."""
         self.since, self.until = now, self.until + now - self.since
 
+    def align(self, other: Lineage) -> None:
+        """Fold the lineage of the models as far as another one of the same history."""
+        self.lineage = aligned(self.lineage, other)
+
     def models(self) -> list[Tensor]:
         """Return the models, in order; in the places of closed clusters, any."""
         some = next(iter(self.taken.values()))
@@ -67,7 +71,7 @@ class Pursuit:
             return "in another's name"
         if mine is not None and not copy.lineage > mine:
             return LOWER
-        self.lineage = aligned(self.lineage, copy.lineage)
+        self.align(copy.lineage)
         if copy.lineage != self.lineage:
             if copy.lineage < self.lineage:
                 return LOWER
