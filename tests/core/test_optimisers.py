@@ -174,6 +174,7 @@ def stateless(groups: list, lr: float) -> object:
         ("fedem", {"optimizer": "adam"}, "methods that train one whole model, got fedem"),
         ("dfca-gi", {"optimizer": "adam", "engine": "stacked"}, "every client keeps the state of its optimiser"),
         ("dfca-gi", {"optimizer": stateless}, "has no state of tensors"),
+        ("dfca-gi", {"optimizer": torch.optim.SparseAdam}, r"SparseAdam.step\(\) failed with RuntimeError"),
     ],
 )
 def test_a_state_that_cannot_be_kept_is_refused(algorithm: str, options: dict, sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,32 @@ def test_other_engines_are_refused(engine: str) -> None:
     )
 
 
+def test_samples_of_several_clients_come_in_the_order_of_their_rows() -> None:
+    pair = torch.arange(6.0 * 20 * 2).view(6, 20, 2), torch.zeros(6, 20, dtype=torch.int64)
+    lazy, kept = (dfca.split_from(pair, lazy=lazy).train for lazy in (True, False))
+    rows = torch.randperm(len(kept.x), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(lazy.x[rows].now(0), kept.x[rows])
+
+
+def test_rows_of_frames_go_by_their_places() -> None:
+    pandas = pytest.importorskip("pandas")
+    index = range(20, 0, -1)
+    x = pandas.DataFrame(np.random.default_rng(0).normal(size=(20, 3)), index=index)
+    y = pandas.Series(np.arange(20) % 3, index=index)
+    lazy, kept = (dfca.Split.of_clients([(x, y)], [(x, y)], lazy=lazy) for lazy in (True, False))
+    assert torch.equal(lazy.train.y, kept.train.y)
+    assert torch.equal(lazy.train.of(0)[0], kept.train.of(0)[0])
+    halves = [dfca.split_from([(x, y)], lazy=lazy).test for lazy in (True, False)]
+    assert torch.equal(halves[0].of(0)[0], halves[1].of(0)[0])
+
+
 class Growing(Shaken):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.ones(1 + index), 0
 
 
 PAIR = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
-WRONG = {
+WRONG: dict[str, tuple[Any, str]] = {
     "shapes": (Growing(), "samples must have equal shapes, client 0 has"),
     "numbers": ((np.full((4, 2), np.nan), PAIR[1]), "has NaN or infinity in its samples"),
     "counts": ((PAIR[0], PAIR[1][:3]), "4 samples but 3 labels"),
@@ -115,6 +135,11 @@ WRONG = {
     "fractions": ((PAIR[0], np.ones(4)), "labels of client 0"),
     "kind": (7, "client 0 .*is a int"),
     "several": ([((PAIR[0][0], PAIR[0][0]), 0)] * 3, "several tensors"),
+    "types": (
+        [(PAIR[0][0], 0), (np.ones(2, np.uint8), 1), (PAIR[0][0], 0)],
+        "must be of one type, client 0 has torch.float32, client 0 has torch.uint8",
+    ),
+    "no pair": ([3, 4, 5], r"gives a int per sample; give a pair \(sample, label\)"),
     "empty": ((PAIR[0][:0], PAIR[1][:0]), "client 0 has no training samples"),
 }
 
@@ -138,3 +163,25 @@ def test_files_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=sentence):
             dfca.map_npz(tmp_path / f"{name}.npz")
+    with pytest.raises(DataError, match="None cannot be mapped"):
+        dfca.map_npz(None)  # type: ignore[arg-type]
+
+
+HEADERS = {
+    "{": "is damaged",
+    "-" * 9000 + "1": "is damaged",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}": "cannot be mapped",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (10**9,)}": "cannot be mapped",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (30,)}": "is cut off",
+    f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**22},)}}": "is cut off",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 4000000000)}": "is cut off",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_that_lie_are_refused(tmp_path: Path, header: str) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        length = len(header).to_bytes(2, "little")
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + length + header.encode() + bytes(12))
+    with pytest.raises(DataError, match=HEADERS[header]):
+        dfca.map_npz(tmp_path / "x.npz")

@@ -169,6 +169,7 @@ def test_private_adapters_are_found_by_their_names() -> None:
         ("dfedavgm", "adapters", "is in the name of no tensor"),
         ("dfedavgm", "no such", "'no such' is in the name of no tensor that the model trains or averages; it has 1.w"),
         ("dfedavgm", ".", "'.' is in the name of every tensor"),
+        ("dfedavgm", 3, 'mixing.private must be "head", "adapters" or a regular expression, got 3'),
         ("dfedavgm", "(", 'mixing.private must be "head", "adapters" or a regular expression, got \'(\''),
         ("dfca-auto", "head", "mixing.private is for algorithms that gossip whole models and draw their starts"),
         ("deprl", "head", "got 'head' for deprl; leave one of the two out"),

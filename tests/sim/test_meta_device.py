@@ -10,6 +10,7 @@ from torch import nn
 
 import dfca
 from dfca.core.learning.local import Drawn, TrainingSet, draw_steps, local_steps, losses
+from dfca.core.learning.optimisers import State, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.method import LocalOptions
 from dfca.sim.local.engine import Engine
@@ -45,3 +46,12 @@ def test_local_steps_stay_on_their_device(model: str, options: dict[str, Any]) -
     drawn = Drawn.stacked([draw_steps(10, local, 0, client, 0) for client in range(3)], META)
     data = TrainingSet(x.expand(3, *x.shape), y.expand(3, 10), drawn.batches)
     Engine(flat, local, 0, "stacked").stacked_steps_(torch.zeros(3, flat.size, device=META), data, local)
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam"}], ids=str)
+def test_a_state_from_a_checkpoint_moves_to_the_device(options: dict[str, Any]) -> None:
+    local, state = LocalOptions(optimizer_state="kept", **options), State()
+    make_stepper([torch.zeros(3)], local, [0.0], state=state)([torch.ones(3)])
+    theta = [torch.zeros(3, device=META)]
+    make_stepper(theta, local, [0.0], state=state)([torch.ones(3, device=META)])
+    assert {tensor.device for tensor in state.values() if tensor.dim()} == {META}

@@ -57,6 +57,9 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise() -> None:
     for noise, releases in ((0.01, 10), (50.0, 1)):  # the orders suffice for large and small ones
         rho = releases / (2 * noise**2)
         assert epsilon(noise, releases, 1e-5) <= 1.05 * (rho + 2 * (rho * 11.513) ** 0.5)
+    assert epsilon(1e-200, 1, 1e-5) > 1e100  # beyond what the accountant can square
+    assert 0 <= epsilon(1e200, 1, 1e-5) < 0.1
+    assert epsilon(5.0, 1, 0.5) == 0.0
 
 
 @needs_opacus

@@ -285,7 +285,7 @@ class Algorithm:
             return self
         try:
             head = 1 if private == "head" else re.compile(ADAPTERS if private == "adapters" else private)
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise ConfigError(
                 f'mixing.private must be "head", "adapters" or a regular expression, got {private!r}: {error}'
             ) from None

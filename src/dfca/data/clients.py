@@ -19,7 +19,7 @@ from dfca.core.learning.dense import inner_products
 from dfca.core.learning.inputs import Inputs, Lazy, Samples, change, join, moved, shape_of, tensors_of
 from dfca.core.learning.task import CLASSIFICATION, NO_TOKEN, Task, build_task
 from dfca.data.display import describe, to_html
-from dfca.data.lazy import Rows, join_lazily
+from dfca.data.lazy import Rows, join_lazily, pair_of
 
 PRODUCTS_BYTES = 2**28
 """The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
@@ -478,7 +478,7 @@ def _to_pair(samples: SamplesLike, who: str) -> tuple[Samples, Tensor]:
         return _to_inputs(samples[0], who), _to_tensor(samples[1], who)
     if isinstance(samples, IterableDataset) or not hasattr(samples, "__getitem__"):
         raise DataError(f"{who} is a {type(samples).__name__}; give a pair (x, y) or a map-style torch Dataset")
-    items = [samples[i] for i in range(len(samples))]  # type: ignore[arg-type]
+    items = [pair_of(samples[i], who) for i in range(len(samples))]  # type: ignore[arg-type]
     if not items:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
     x = [_to_inputs(item[0], who) for item in items]

@@ -93,7 +93,7 @@ def make_stepper(
         rule = Rule(options.learning_rate, options.momentum, decays)
         velocity: Sequence[Tensor] | None = None
         if state:
-            velocity = [state[f"velocity/{place}"] for place in range(len(theta))]
+            velocity = [state[f"velocity/{place}"].to(tensor.device) for place, tensor in enumerate(theta)]
 
         def take(gradients: Sequence[Tensor]) -> None:
             nonlocal velocity
@@ -105,7 +105,8 @@ def make_stepper(
         optimiser = make_optimiser(theta, options, decays)
         for name, kept in (state or {}).items():
             key, place = name.rsplit("/", 1)
-            optimiser.state[theta[int(place)]][key] = kept
+            tensor = theta[int(place)]  # a count of steps stays on the CPU
+            optimiser.state[tensor][key] = kept.to(tensor.device) if kept.dim() else kept
 
         def take(gradients: Sequence[Tensor]) -> None:
             for tensor, gradient in zip(theta, gradients, strict=True):
@@ -162,7 +163,13 @@ def check_optimiser(options: LocalOptions) -> None:
     if not options.keeps_state:
         return
     probe.grad = torch.zeros(1)
-    optimiser.step()
+    try:
+        optimiser.step()
+    except Exception as error:  # a user's own function
+        raise ConfigError(
+            f"local.optimizer {type(optimiser).__name__}.step() failed with {type(error).__name__}: "
+            f"{error}{place_of(error)}; it is called without arguments, on dense gradients"
+        ) from error
     state = getattr(optimiser, "state", None)
     if not isinstance(state, Mapping) or not all(
         isinstance(value, Tensor) for value in _state_of(optimiser, [probe]).values()
