@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from dfca.report.rows import RunReport
 from dfca.report.tables import result_tables
 from dfca.runs.runner import run
 from dfca.runs.store.reading import load_run
+from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.events.world import Churn, preset
 from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import lockstep, stack
 
@@ -90,6 +93,22 @@ def test_the_ideal_world_equals_rounds_and_every_client_counts_its_own_updates(a
     again = EventSimulation(setting)
     again.restore(*ideal.state())
     assert again.pool.epsilon == epsilon(0.01, 7, 1e-5)
+
+
+@needs_opacus
+def test_a_round_that_is_trained_again_has_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = replace(preset("mobile"), churn=Churn(leaves_per_s=1 / 8, away_s=3.0, keeps=False))
+    simulation = EventSimulation(make_toy_setting("dfca-gi", rounds=12, privacy=MILD, aggregation="batch"), world)
+    left, settle = [], ClientPool.settle
+
+    def note(pool: ClientPool, client: int, trained: Any) -> None:
+        settle(pool, client, trained)
+        left.append((client, pool.sent_noises[client]))
+
+    monkeypatch.setattr(ClientPool, "settle", note)
+    simulation.run()
+    assert len(left) == sum(simulation.pool.releases) > 50
+    assert len(set(left)) == len(left)
 
 
 @needs_opacus

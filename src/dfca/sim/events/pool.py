@@ -41,7 +41,7 @@ from dfca.sim.start import Start, take_rows
 
 AHEAD_BYTES = 2**28
 """Models that wait for the end of their jobs take no more memory than this."""
-_FACTS = ("drifted", "changed", "assigned", "diverged", "memories", "releases")
+_FACTS = ("drifted", "changed", "assigned", "diverged", "memories", "releases", "noises", "sent_noises")
 
 
 class Order(NamedTuple):
@@ -76,6 +76,9 @@ class ClientPool:
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
         self.releases = [0] * setting.clients
+        # By client, the numbers of its newest noise and of the newest that has left: after a return without models it
+        # may train a round again, and noise that has left must not come again.
+        self.noises, self.sent_noises = [-1] * setting.clients, [-1] * setting.clients
         self.memories: dict[int, Tensor] = {}
         self._drawn: Tensor | None = None
         self._none = torch.zeros(0, dtype=setting.dtype)
@@ -210,6 +213,7 @@ class ClientPool:
         self.changed += self.assigned[client] not in (-1, trained.cluster)
         self.assigned[client] = trained.cluster
         self.releases[client] += trained.fine
+        self.sent_noises[client] = self.noises[client]
         if not trained.fine:
             self.diverged.add(client)
         if client in self.memories:
@@ -247,7 +251,8 @@ class ClientPool:
                     model = model.clone()  # else each keeps those of all in memory
                 if model is not None and privacy is not None:
                     client, cluster = places[position], done.choices[row].cluster
-                    noise = simulated_noise(len(model), seed, client, rounds[position])
+                    self.noises[client] = max(rounds[position], self.sent_noises[client] + 1)
+                    noise = simulated_noise(len(model), seed, client, self.noises[client])
                     model = protect(banks[cluster, 0 if self.shared else client], model, privacy, noise)
                 loss = lowest[row] if looks else math.inf
                 client, cluster = places[position], done.choices[row].cluster
