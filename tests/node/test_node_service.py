@@ -401,16 +401,15 @@ def test_a_lone_device_among_others_is_told_so_and_they_are_not(tmp_path: Path) 
         network = MemoryNetwork(())
         services = [memory_service(network, folder) for folder in folders]
         running = [asyncio.create_task(service.run()) for service in services]
-        lone = services[-1]._problems
-        await until(
-            lambda: any(text.startswith("no model of the swarm fits this device's data") for text in lone.values())
-        )
+        said, lone = "no model of the swarm fits this device's data", services[-1]
+        logged: list[str] = []
+        lone.log.info = lambda text, **values: logged.append(text)
+        await until(lambda: any(text.startswith(said) for text in lone._problems.values()))
         await until(lambda: all(rounds(service) >= 10 for service in services))
         problems = [service.status()["problems"] for service in services]
         assert problems[:-1] == [[], [], []]
-        assert [text.partition(" (loss ")[0] for text in problems[-1]] == [
-            "no model of the swarm fits this device's data"
-        ]
+        assert [text.partition(" (loss ")[0] for text in problems[-1]] == [said]
+        assert [text for text in logged if text.startswith("solved")] == []
         for service in services:
             service.stop()
         await asyncio.gather(*running)

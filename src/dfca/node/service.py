@@ -347,7 +347,10 @@ class Service:
         else:
             now = self._guard.problems(self._name, self.folder.path)
         for what in [what for what in self._problems if what.startswith("poison") and what not in now]:
-            self._report(what, None)
+            if figures:
+                del self._problems[what]  # not solved: all of them are said in one sentence
+            else:
+                self._report(what, None)
         for what, problem in now.items():
             if what in self._problems:
                 self._problems[what] = problem

@@ -83,11 +83,10 @@ LONGEST, KEPT, LEFT = 64, 32, 16
 def extended(lineage: Lineage, entry: Entry) -> Lineage:
     """Return a lineage with one more entry, folded where it gets too long."""
     longer = (*lineage, entry)
-    return (
-        longer
-        if len(longer) < LONGEST
-        else _folded(longer, _folds(longer) + len(longer) - 1 - _has_fold(longer) - KEPT)
-    )
+    if len(longer) < LONGEST:
+        return longer
+    behind = len(longer) - 1 - _has_fold(longer)
+    return _folded(longer, _folds(longer) + behind - KEPT)
 
 
 def aligned(lineage: Lineage, other: Lineage) -> Lineage:
