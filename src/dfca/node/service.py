@@ -323,6 +323,8 @@ class Service:
 
     def _check_fit(self) -> None:
         """Check whether the swarm's models fit; a known problem whose loss changed is not logged again."""
+        if "poison" in self._problems:
+            return  # it is said already
         known, members = "fit" in self._problems, len(self.folder.roster.members())
         problem = describe_misfit(tuple(self.work.recent_losses), self.folder.facts, members, known)
         if known and problem is not None:
@@ -346,11 +348,12 @@ class Service:
             now = {"poison": name_misfit(self.folder.facts, figures)}
         else:
             now = self._guard.problems(self._name, self.folder.path)
+        if figures:  # what was said of single neighbours and of the fit is not solved: it is said in one sentence
+            self._problems = {
+                what: text for what, text in self._problems.items() if not what.startswith(("poison ", "fit"))
+            }
         for what in [what for what in self._problems if what.startswith("poison") and what not in now]:
-            if figures:
-                del self._problems[what]  # not solved: all of them are said in one sentence
-            else:
-                self._report(what, None)
+            self._report(what, None)
         for what, problem in now.items():
             if what in self._problems:
                 self._problems[what] = problem
