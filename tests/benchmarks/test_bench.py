@@ -84,7 +84,7 @@ def tiny_scaling() -> scaling.ScalingPlan:
 
 def measured(part: str, rows: list[Row]) -> dict[str, Any]:
     """Make the content of a bench.json without measuring."""
-    found = [row.to_json() for row in rows]
+    lines = [row.to_json() for row in rows]
     content = {
         "date": "2026-01-01",
         "command": "python -m benchmarks",
@@ -92,7 +92,7 @@ def measured(part: str, rows: list[Row]) -> dict[str, Any]:
         "finished": True,
         "environment": HERE,
     }
-    part_content = {**content, "rows": found, **({"fits": scaling.fits(found)} if part == "scaling" else {})}
+    part_content = {**content, "rows": lines, **({"fits": scaling.fits(lines)} if part == "scaling" else {})}
     return {"format": bench_file.FORMAT, "parts": {part: part_content}}
 
 
@@ -124,9 +124,9 @@ def test_ratios_are_taken_repeat_by_repeat() -> None:
 
 
 def test_exponents_of_powers_are_found() -> None:
-    found = fit([10, 1000, 100], [3 * x**1.5 for x in (10, 1000, 100)])
-    assert found is not None
-    assert found == pytest.approx((1.5, 3.0, 1.5))
+    exponent = fit([10, 1000, 100], [3 * x**1.5 for x in (10, 1000, 100)])
+    assert exponent is not None
+    assert exponent == pytest.approx((1.5, 3.0, 1.5))
     bent = fit([1, 10, 100], [1, 1, 10])
     assert bent is not None
     assert bent.exponent == pytest.approx(0.5)
@@ -406,9 +406,9 @@ def test_too_large_a_size_is_skipped_with_the_numbers() -> None:
 def test_ranks_read_time_and_memory_of_a_run(tmp_path: Path) -> None:
     experiment = ranks.tiny(ranks.make_plan(quick=True).experiment)
     experiment["data"]["name"] = "digits"
-    found = ranks.run_once([sys.executable, "-m", "dfca"], experiment, 1)
-    assert found.seconds > 0
-    assert found.memory > 2**20 or not Path("/proc/self/status").exists()
+    usage = ranks.run_once([sys.executable, "-m", "dfca"], experiment, 1)
+    assert usage.seconds > 0
+    assert usage.memory > 2**20 or not Path("/proc/self/status").exists()
 
 
 def test_ranks_are_skipped_with_the_error_of_the_run() -> None:
@@ -445,9 +445,9 @@ def test_a_foreign_bench_json_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_page_is_made_of_what_was_measured() -> None:
-    found = tables.page_blocks(measured("scaling", scaling_rows()))
-    assert "1.00 (1.00)" in found["scaling"]
-    assert found["floor"] == "Not measured yet."
+    blocks = tables.page_blocks(measured("scaling", scaling_rows()))
+    assert "1.00 (1.00)" in blocks["scaling"]
+    assert blocks["floor"] == "Not measured yet."
 
 
 def test_ctrl_c_on_the_command_line_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

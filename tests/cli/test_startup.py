@@ -35,7 +35,7 @@ def run_commands(*lines: list[str], folder: Path) -> list[tuple[int, str, str, l
     """Run command lines in one fresh process: status, output, errors, heavy libraries, CPU seconds so far."""
     command = [sys.executable, "-c", RUNNER, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    return [tuple(each) for each in json.loads(done.stdout)]
+    return [tuple(outcome) for outcome in json.loads(done.stdout)]
 
 
 def test_a_mistyped_key_is_reported_within_a_second_and_without_torch(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_files_with_mistakes_are_reported_without_torch(tmp_path: Path) -> None:
     }
     for name, (text, _) in files.items():
         (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
-    found = run_commands(*(["run", f"{name}.toml"] for name in files), folder=tmp_path)
-    for (_, sentence), (status, _, errors, heavy, _) in zip(files.values(), found, strict=True):
+    outcomes = run_commands(*(["run", f"{name}.toml"] for name in files), folder=tmp_path)
+    for (_, sentence), (status, _, errors, heavy, _) in zip(files.values(), outcomes, strict=True):
         assert (status, heavy) == (ConfigError.status, []), errors
         assert sentence in errors
 

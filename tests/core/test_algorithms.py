@@ -58,8 +58,8 @@ def training_loss(simulation: Simulation) -> float:
     """Average the loss that training lowers: of every point's own model where points choose, else of the client's."""
     if simulation.setting.algorithm.needs != "samples":
         return float(simulation._evaluate()["train_loss"])
-    each = simulation.engine.sample_losses(simulation.banks, simulation.train)
-    return float(torch.cat([losses.min(dim=0).values for losses in each]).mean())
+    losses_by_client = simulation.engine.sample_losses(simulation.banks, simulation.train)
+    return float(torch.cat([losses.min(dim=0).values for losses in losses_by_client]).mean())
 
 
 @every_algorithm
@@ -141,8 +141,8 @@ def test_messages_are_counted(algorithm: str) -> None:
     simulation = Simulation(make_toy_setting(quick(algorithm), graph=nx.path_graph(6)))
     row = finish(simulation)._evaluate()
     exchange = simulation.setting.algorithm.exchange
-    each, choice = simulation.models if simulation.exchange.share == "all" else 1, simulation.setting.algorithm.peers
-    expected = {"gossip": [each * n for n in (4, 8, 8, 8, 8, 4)], "server": [4] * 6, "none": [0] * 6}[exchange]
+    models, choice = simulation.models if simulation.exchange.share == "all" else 1, simulation.setting.algorithm.peers
+    expected = {"gossip": [models * n for n in (4, 8, 8, 8, 8, 4)], "server": [4] * 6, "none": [0] * 6}[exchange]
     if choice is not None:  # in each of 4 rounds each of 6 clients is sent 5 models, by the peers that it draws
         drawn = {"dpfl": 6 * 5, "psfl": 4 * 10}  # all models in one round; those of neighbours in each
         assert row["messages_sent"] == drawn.get(algorithm, 4 * 6 * 5)

@@ -68,11 +68,11 @@ def test_a_new_distribution_is_accepted_and_an_odd_client_is_not() -> None:
     options = ElectionOptions()
     stay = [vote(0, -2.0, [-2.0, -1.0, -3.0]) for _ in range(3)]
     move = [vote(0, 2.0, [2.0, 1.0, 3.0]) for _ in range(3)]
-    found = verdict([*stay, *move], 3, options)
-    assert found.accepted
-    assert found.support == 3
+    decision = verdict([*stay, *move], 3, options)
+    assert decision.accepted
+    assert decision.support == 3
     # z by hand: means 2 and -2; variance over 9 samples 6/8; z = 4 / sqrt(2 * 0.75 / 9).
-    assert found.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))
+    assert decision.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))
     assert not verdict([*stay, move[0]], 3, options).accepted  # helps only itself
     assert verdict([*stay, move[0]], 3, ElectionOptions(support=1)).accepted
     assert not verdict([*stay, *move], 0, options).accepted  # a candidate that does not even help itself
@@ -108,11 +108,11 @@ def test_a_held_model_that_fits_nobody_is_compared_by_those_whom_nothing_fits() 
     options = ElectionOptions()
     move = [vote(0, 2.0, [2.0, 1.0, 3.0]) for _ in range(3)]
     unfit = [vote(0, -2.0, [-2.0, -1.0, -3.0], left=9.0) for _ in range(3)]
-    found = verdict([*move, *unfit], 0, options, held=1)
-    assert found.accepted
-    assert found.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))  # as if they stayed
+    decision = verdict([*move, *unfit], 0, options, held=1)
+    assert decision.accepted
+    assert decision.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))  # as if they stayed
     assert (
-        verdict([*move, *(v._replace(gain=0.1) for v in unfit)], 0, options, held=1) == found
+        verdict([*move, *(v._replace(gain=0.1) for v in unfit)], 0, options, held=1) == decision
     )  # it is the lesser evil
     assert not verdict([*move, *unfit], 0, options).accepted  # at a start there is a client that each centre fits
     assert not verdict([*move, unfit[0]], 0, options, held=1).accepted  # one that is odd says nothing
@@ -146,7 +146,7 @@ def test_the_error_rate_is_the_stated_one_where_no_model_fits() -> None:
             d = 3 + 2 * torch.randn(15, generator=generator)
             noise = float(torch.randn((), generator=generator))
             votes.append(vote(0, 3.0 + noise, d.tolist(), left=1.5 + noise))
-        assert any(each.left > 1.5 for each in votes)
+        assert any(vote.left > 1.5 for vote in votes)
         accepted += verdict(votes, min(range(12), key=lambda i: votes[i].left), options, held=1).accepted
     assert 0.03 < accepted / 1000 < 0.07
 
@@ -160,7 +160,7 @@ def test_any_tree_decides_as_the_closed_form(data: st.DataObject) -> None:
     votes = data.draw(st.lists(cast_votes, min_size=1, max_size=8))
     gain = data.draw(st.floats(-1, 10))
     votes[0] = votes[0]._replace(gain=gain)
-    subtrees = [count(each, gain) for each in votes]
+    subtrees = [count(vote, gain) for vote in votes]
     while len(subtrees) > 1:  # any two subtrees meet
         one, other = (subtrees.pop(data.draw(st.integers(0, len(subtrees) - 1))) for _ in range(2))
         subtrees.append(add(one, other))
@@ -246,7 +246,7 @@ def test_the_log_of_a_peer_counts_patience_alike() -> None:
     options = ElectionOptions(patience=2)
 
     def read(*accepted: bool, clusters: int | None = None) -> Standing:
-        return standing([Turn(i, each) for i, each in enumerate(accepted)], clusters, None, options)
+        return standing([Turn(i, outcome) for i, outcome in enumerate(accepted)], clusters, None, options)
 
     assert read(True, False, True, False) == (frozenset(range(4)), 1, False, False)
     assert read(True, False, True, False, False).over

@@ -65,15 +65,15 @@ def test_the_last_phase_is_plain_sgd(engine: str) -> None:
 def test_small_batches_are_the_same_for_one_client_and_for_many() -> None:
     split = make_toy_split(samples=23)
     how = FineTuning(6, 5)
-    found = []
+    models = []
     for engine in ("loop", "stacked", "threads"):
         simulation = Simulation(make_toy_setting("fedspd", engine=engine, split=split))
         start = simulation.banks[0]
-        found.append(simulation.engine.personalised(start, simulation.train, how, range(6)))
+        models.append(simulation.engine.personalised(start, simulation.train, how, range(6)))
         some = simulation.engine.personalised(start[[1, 4]], simulation.train.subset([1, 4]), how, [1, 4])
-        torch.testing.assert_close(some, found[-1][[1, 4]])
-    torch.testing.assert_close(found[0], found[1])
-    torch.testing.assert_close(found[0], found[2])
+        torch.testing.assert_close(some, models[-1][[1, 4]])
+    torch.testing.assert_close(models[0], models[1])
+    torch.testing.assert_close(models[0], models[2])
 
 
 def test_before_the_end_few_clients_are_fine_tuned() -> None:
@@ -142,8 +142,8 @@ def test_fedspd_is_near_the_copy_in_a_small_world() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "soft"])
 def test_fedspd_is_within_two_points_of_the_copy(name: str) -> None:
-    found = torch.tensor([compare(name, seed) for seed in range(3)]).mean(dim=0)
-    ours, copy, literal, alone = found.tolist()
+    means = torch.tensor([compare(name, seed) for seed in range(3)]).mean(dim=0)
+    ours, copy, literal, alone = means.tolist()
     assert ours == pytest.approx(copy, abs=0.02)
     assert ours > literal - 0.02  # what else the public code does would not make the rival better
     if name == "soft":

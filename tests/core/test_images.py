@@ -20,37 +20,37 @@ def drawn(**numbers: list[float]) -> torch.Tensor:
 
 
 def test_a_crop_is_where_it_was_drawn() -> None:
-    found = augmented(IMAGES, drawn(top=[0.0, 0.99], left=[0.99, 0.4]), Augment(crop=3))
-    assert torch.equal(found[0], IMAGES[0, :, 0:3, 2:5])
-    assert torch.equal(found[1], IMAGES[1, :, 1:4, 1:4])
+    changed = augmented(IMAGES, drawn(top=[0.0, 0.99], left=[0.99, 0.4]), Augment(crop=3))
+    assert torch.equal(changed[0], IMAGES[0, :, 0:3, 2:5])
+    assert torch.equal(changed[1], IMAGES[1, :, 1:4, 1:4])
 
 
 def test_every_second_image_is_mirrored() -> None:
-    found = augmented(IMAGES, drawn(flip=[0.49, 0.5]), Augment(flip=True))
-    assert torch.equal(found[0], IMAGES[0].flip(2))
-    assert torch.equal(found[1], IMAGES[1])
+    changed = augmented(IMAGES, drawn(flip=[0.49, 0.5]), Augment(flip=True))
+    assert torch.equal(changed[0], IMAGES[0].flip(2))
+    assert torch.equal(changed[1], IMAGES[1])
     crop = augmented(IMAGES, drawn(top=[0.0, 0.0], left=[0.0, 0.0], flip=[0.0, 1.0]), Augment(crop=3, flip=True))
     assert torch.equal(crop[0], IMAGES[0, :, 0:3, 0:3].flip(2))
 
 
 def test_brightness_is_added_and_contrast_is_about_the_mean_of_a_channel() -> None:
-    found = augmented(IMAGES, drawn(brightness=[1.0, 0.25]), Augment(brightness=4.0))
-    torch.testing.assert_close(found, IMAGES + torch.tensor([4.0, -2.0])[:, None, None, None])
+    changed = augmented(IMAGES, drawn(brightness=[1.0, 0.25]), Augment(brightness=4.0))
+    torch.testing.assert_close(changed, IMAGES + torch.tensor([4.0, -2.0])[:, None, None, None])
     how = Augment(brightness=4.0, contrast=(0.5, 1.5))
-    found = augmented(IMAGES, drawn(brightness=[1.0, 0.5], contrast=[0.0, 1.0]), how)
+    changed = augmented(IMAGES, drawn(brightness=[1.0, 0.5], contrast=[0.0, 1.0]), how)
     mean = IMAGES.mean(dim=(2, 3), keepdim=True)
-    torch.testing.assert_close(found[0], (mean + 0.5 * (IMAGES - mean))[0] + 4)
-    torch.testing.assert_close(found[1], (mean + 1.5 * (IMAGES - mean))[1])
+    torch.testing.assert_close(changed[0], (mean + 0.5 * (IMAGES - mean))[0] + 4)
+    torch.testing.assert_close(changed[1], (mean + 1.5 * (IMAGES - mean))[1])
 
 
 def test_stacked_images_are_changed_like_single_ones_and_the_originals_stay() -> None:
     how = Augment(crop=3, flip=True, brightness=1.0, contrast=(0.2, 1.8))
     stacked = torch.stack([IMAGES, IMAGES + 100])
     before, numbers = stacked.clone(), draw_changes(2, 4, stream(0, "augment"))  # for 2 more images than there are
-    found = augmented(stacked, numbers, how)
-    assert found.shape == (2, 2, 3, 3, 3)
+    changed = augmented(stacked, numbers, how)
+    assert changed.shape == (2, 2, 3, 3, 3)
     for client in range(2):
-        assert torch.equal(found[client], augmented(stacked[client], numbers[client], how))
+        assert torch.equal(changed[client], augmented(stacked[client], numbers[client], how))
     assert torch.equal(stacked, before)
 
 
@@ -69,9 +69,9 @@ def test_what_is_drawn_follows_the_stream_and_covers_every_place() -> None:
 def test_centres_and_standardised_images() -> None:
     assert torch.equal(CentreCrop(2)(IMAGES), IMAGES[..., 1:3, 1:3])
     assert CentreCrop(4)(IMAGES[..., :4]).shape == (2, 3, 4, 4)
-    found = Standardise()(IMAGES)
-    torch.testing.assert_close(found.mean(dim=(1, 2, 3)), torch.zeros(2, dtype=torch.float64))
-    torch.testing.assert_close(found.std(dim=(1, 2, 3), correction=0), torch.ones(2, dtype=torch.float64))
+    changed = Standardise()(IMAGES)
+    torch.testing.assert_close(changed.mean(dim=(1, 2, 3)), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(changed.std(dim=(1, 2, 3), correction=0), torch.ones(2, dtype=torch.float64))
     assert torch.equal(Standardise()(torch.full((1, 1, 3, 3), 7.0)), torch.zeros(1, 1, 3, 3))
 
 

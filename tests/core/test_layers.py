@@ -132,5 +132,5 @@ def test_batch_norm_of_many_images_is_as_exact_as_a_double() -> None:
     flat = FlatModel(module)
     exact = FlatModel(copy.deepcopy(module).double())
     vector = flat.flatten(module)
-    found = infer(flat, vector, x, "objective").double()
-    assert (found - infer(exact, vector.double(), x.double(), "objective")).abs().max() < 5e-6
+    outputs = infer(flat, vector, x, "objective").double()
+    assert (outputs - infer(exact, vector.double(), x.double(), "objective")).abs().max() < 5e-6

@@ -34,13 +34,13 @@ def blocks(text: str) -> list[tuple[str, str, str]]:
 def follow(text: str, folder: Path, shell: Shell) -> str:
     """Do what a section says: write its files, run its commands and, at last, the Python that is not imported."""
     transcript, later = "", []
-    found = blocks(text)
-    for kind, title, content in found:
+    page_blocks = blocks(text)
+    for kind, title, content in page_blocks:
         if kind in ("python", "toml"):
             (folder / title).write_text(content)
         if title == "look.py":
             later.append("python look.py")
-    commands = [line for kind, _, content in found if kind == "sh" for line in content.splitlines()]
+    commands = [line for kind, _, content in page_blocks if kind == "sh" for line in content.splitlines()]
     for command in [*commands, *later]:
         transcript += f"$ {command}\n{shell(command)}\n"
     return transcript

@@ -93,7 +93,7 @@ def test_dpfl_is_not_worse_than_alone_where_nobody_helps() -> None:
         Simulation(make_toy_setting(name, clusters=1, graph=nx.complete_graph(6), **changes))
         for name in ("dpfl", "local", "dfedavgm")
     )
-    scores = [[each.step() for _ in range(40)][-1]["accuracy"] for each in (ours, alone, one)]  # type: ignore[index]
+    scores = [[simulation.step() for _ in range(40)][-1]["accuracy"] for simulation in (ours, alone, one)]  # type: ignore[index]
     assert scores[0] >= scores[1] - 0.05
     assert scores[0] > scores[2] + 0.1
 

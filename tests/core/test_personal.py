@@ -113,24 +113,24 @@ def test_the_pool_of_all_is_that_of_each(curves: list[list[float]], edges: int, 
     places = [(i, j) for i in range(count) for j in range(i)]
     graph = nx.complete_graph(count) if server else nx.empty_graph(count)
     graph.add_edges_from(pair for bit, pair in enumerate(places) if edges >> bit & 1)
-    found, own = torch.tensor(curves).double(), torch.tensor([clusters >> i & 1 for i in range(count)])
+    reported, own = torch.tensor(curves).double(), torch.tensor([clusters >> i & 1 for i in range(count)])
     pairs = torch.tensor([(i, j) for i, j in graph.edges], dtype=torch.int64).view(-1, 2)
     both = None if server else torch.cat([pairs, pairs.flip(1)])
-    sound = found.isfinite().all(dim=1)
-    pool = pooled(found, sound, own, both)
-    torch.testing.assert_close(pool[~sound], found[~sound])
+    sound = reported.isfinite().all(dim=1)
+    pool = pooled(reported, sound, own, both)
+    torch.testing.assert_close(pool[~sound], reported[~sound])
     near = {i: [m for m in graph.neighbors(i) if own[m] == own[i] and sound[m]] for i in range(count) if sound[i]}
-    each = dict(enumerate(found))
+    averages = dict(enumerate(reported))
     for _ in range(SWEEPS):
-        each |= {i: average(each[i], [(each[m], len(near[m])) for m in near[i]]) for i in near}
+        averages |= {i: average(averages[i], [(averages[m], len(near[m])) for m in near[i]]) for i in near}
     for i in near:
-        mean = found[sound & (own == own[i])].mean(dim=0)
-        torch.testing.assert_close(pool[i], mean if server else each[i])
+        mean = reported[sound & (own == own[i])].mean(dim=0)
+        torch.testing.assert_close(pool[i], mean if server else averages[i])
     for j in (0, 1):  # what is averaged stays the same on average, and nothing grows
         members = sound & (own == j)
         if members.any():
-            torch.testing.assert_close(pool[members].mean(dim=0), found[members].mean(dim=0))
-            assert (pool[members] <= found[members].max(dim=0).values + 1e-9).all()
+            torch.testing.assert_close(pool[members].mean(dim=0), reported[members].mean(dim=0))
+            assert (pool[members] <= reported[members].max(dim=0).values + 1e-9).all()
 
 
 # The simulator does what the clients do one by one.
@@ -175,8 +175,8 @@ def test_what_is_deployed_is_the_model_after_its_steps() -> None:
         taken = steps.take(vector, (client.x, client.y), 7)
         x, y = setting.split.test.of(client.id)
         for model, into in ((taken, accuracies), (vector, before)):
-            found = client.model.run(client.model.pieces(model), x.double(), "score").argmax(dim=1)
-            into.append(float((found == y).double().mean()))
+            predicted = client.model.run(client.model.pieces(model), x.double(), "score").argmax(dim=1)
+            into.append(float((predicted == y).double().mean()))
         deployed = simulation.personal_model(client.id).double()
         torch.testing.assert_close(client.model.flatten(deployed), taken)
     assert row["accuracy_by_client"] == pytest.approx(accuracies)
@@ -200,8 +200,8 @@ def test_held_out_samples_do_not_train_until_the_last_quarter() -> None:
         assert int(mask.sum()) == 2
         other.train.of(client)[0][mask] += 5.0
     runs = []
-    for each in (split, other):
-        changes = {"split": each, "rounds": 8, "personal_steps": "auto", "make_model": dense}
+    for samples in (split, other):
+        changes = {"split": samples, "rounds": 8, "personal_steps": "auto", "make_model": dense}
         simulation = Simulation(make_toy_setting(quick("dfca-auto"), **changes))
         banks = []
         while not simulation.done:

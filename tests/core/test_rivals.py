@@ -126,9 +126,9 @@ def test_frozen_tensors_stay_and_the_others_move_as_if_alone() -> None:
         for _ in range(3):
             outputs = model.run([*body, *model.pieces(start)[2:]], x, "train")
             slopes = torch.autograd.grad(CLASSIFICATION.mean_loss(outputs, y), body)
-            for piece, each, slope in zip(body, speed, slopes, strict=True):
-                each.mul_(options.momentum).add_(slope + options.weight_decay * piece.detach())
-                piece.data -= options.learning_rate * each
+            for piece, velocity, slope in zip(body, speed, slopes, strict=True):
+                velocity.mul_(options.momentum).add_(slope + options.weight_decay * piece.detach())
+                piece.data -= options.learning_rate * velocity
         plain[BODY] = torch.cat([piece.detach().flatten() for piece in body])
         torch.testing.assert_close(dense, plain)
 
@@ -149,7 +149,8 @@ def test_weights_of_samples_weigh_their_losses() -> None:
 @pytest.mark.parametrize("weights", ["uniform", "metropolis"])
 def test_facade_without_a_core_is_dfca_li(weights: str) -> None:
     one, other = (
-        finish(make_toy_setting(each, weights=weights)) for each in (algorithms.get("facade", head=""), "dfca-li")
+        finish(make_toy_setting(algorithm, weights=weights))
+        for algorithm in (algorithms.get("facade", head=""), "dfca-li")
     )
     torch.testing.assert_close(one.banks, other.banks)
     assert torch.equal(one.assignments, other.assignments)
@@ -253,9 +254,9 @@ def test_pens_picks_the_lowest_losses_then_those_picked_more_often_than_by_chanc
     choice = algorithms.get("pens", selection_rounds=2, sampled=3, best=2).peers
     assert choice is not None
     nobody = torch.zeros(5, dtype=torch.float64)
-    found = choice.merge(received([1.0, math.nan, 0.5], 1, nobody, torch.zeros(3, 5)))
-    torch.testing.assert_close(found.weights, torch.tensor([10, 10, 0, 30], dtype=torch.float64) / 50)
-    assert found.memory.tolist() == [0, 0, 1, 0, 1]
+    merged = choice.merge(received([1.0, math.nan, 0.5], 1, nobody, torch.zeros(3, 5)))
+    torch.testing.assert_close(merged.weights, torch.tensor([10, 10, 0, 30], dtype=torch.float64) / 50)
+    assert merged.memory.tolist() == [0, 0, 1, 0, 1]
     picks = torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0], dtype=torch.float64)  # chance: 2 * 2 / 5 = 0.8
     assert choice.ask(drawing(2, picks)) == [2, 3]
     later = choice.merge(received([9.0, 9.0, 9.0], 2, picks, torch.zeros(3, 5)))
@@ -272,10 +273,10 @@ def test_dac_remembers_what_it_saw_and_believes_the_most_alike() -> None:
     nan = math.nan
     told = torch.tensor([[7.0, 8.0, nan, nan, nan], [nan, 9.0, nan, nan, nan], [nan] * 5], dtype=torch.float64)
     start = torch.full((5,), nan, dtype=torch.float64)
-    found = choice.merge(received([1.0, 0.5, 4.0], 3, start, told))
-    assert math.isnan(found.memory[0]), "nothing of itself"
-    assert found.memory[1:].tolist() == [9.0, 1.0, 2.0, 0.25]
-    torch.testing.assert_close(found.weights, torch.tensor([10, 10, 20, 30], dtype=torch.float64) / 70)
+    merged = choice.merge(received([1.0, 0.5, 4.0], 3, start, told))
+    assert math.isnan(merged.memory[0]), "nothing of itself"
+    assert merged.memory[1:].tolist() == [9.0, 1.0, 2.0, 0.25]
+    torch.testing.assert_close(merged.weights, torch.tensor([10, 10, 20, 30], dtype=torch.float64) / 70)
     assert temperature(30, 0) == 1
     assert temperature(30, 100) == pytest.approx(31)
     sure = torch.tensor([nan, 0.1, 9.0, 0.1, 9.0], dtype=torch.float64)
@@ -287,7 +288,7 @@ def test_dac_remembers_what_it_saw_and_believes_the_most_alike() -> None:
 @pytest.mark.parametrize("algorithm", ["pens", "dac"])
 def test_peers_may_be_limited_to_neighbours(algorithm: str) -> None:
     free, near = (
-        finish(make_toy_setting(algorithms.get(algorithm, peers=each), rounds=3)) for each in ("any", "neighbours")
+        finish(make_toy_setting(algorithms.get(algorithm, peers=peers), rounds=3)) for peers in ("any", "neighbours")
     )
     assert near.traffic.messages_by_client.tolist() == [6] * 6, "two neighbours, three rounds"
     assert int(free.traffic.messages_by_client.sum()) == 3 * 6 * 5
@@ -404,12 +405,12 @@ def test_fedem_is_ahead_of_one_model_and_of_none_where_clients_mix_labels() -> N
     mixed = {"samples_per_client": 120, "skew": "mixed", "alpha": 0.5, "transform": "label-permutation"}
     steps: dict[str, Any] = {"local": LocalOptions(25, 0.5), "rounds": 16}
     plain = {name: replace(algorithms.get(name), momentum=0.0) for name in ("fedem", "dfedavgm", "local")}
-    found = dict.fromkeys(plain, 0.0)
+    means = dict.fromkeys(plain, 0.0)
     for name, seed in product(plain, range(3)):
         setting = replace(on_digits(name, 20, 2, seed=seed, **mixed), algorithm=plain[name], **steps)
-        found[name] += float(scores(setting).mean()) / 3
-    assert found["fedem"] > found["dfedavgm"] + 0.02
-    assert found["fedem"] > found["local"]
+        means[name] += float(scores(setting).mean()) / 3
+    assert means["fedem"] > means["dfedavgm"] + 0.02
+    assert means["fedem"] > means["local"]
 
 
 @pytest.mark.slow

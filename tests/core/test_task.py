@@ -72,8 +72,8 @@ def test_metrics_by_hand() -> None:
     outputs = torch.zeros(1, 2, 2, 2)
     outputs[..., 0] = 1.0
     assert METRICS["token-accuracy"][1].score(outputs, tokens).tolist() == pytest.approx([1 / 3])
-    each = [math.log(1 + math.exp(-1)), math.log(1 + math.e), math.log(1 + math.e)]
-    assert METRICS["perplexity"][1].score(outputs, tokens).tolist() == pytest.approx([math.exp(sum(each) / 3)])
+    losses = [math.log(1 + math.exp(-1)), math.log(1 + math.e), math.log(1 + math.e)]
+    assert METRICS["perplexity"][1].score(outputs, tokens).tolist() == pytest.approx([math.exp(sum(losses) / 3)])
 
 
 @pytest.mark.parametrize("name", ["regression", "multilabel", "classification"])
@@ -88,8 +88,8 @@ def test_written_out_gradients_are_those_of_the_loss(name: str, outputs: int) ->
     }[name]
     (wanted,) = torch.autograd.grad(task.loss(z, y).sum(), z)
     assert task.residual is not None
-    found = task.residual(z.detach().clone(), task.encode(y, 1, outputs, torch.float64))
-    torch.testing.assert_close(found, wanted)
+    gradient = task.residual(z.detach().clone(), task.encode(y, 1, outputs, torch.float64))
+    torch.testing.assert_close(gradient, wanted)
 
 
 def test_one_step_of_a_regression_by_hand() -> None:
@@ -168,12 +168,12 @@ def test_engines_agree_on_a_regression(local: LocalOptions, outputs: int, task: 
 def test_rmse_of_clients_is_that_of_their_deployed_models() -> None:
     setting = make_numbers_setting()
     simulation, row = finished(setting)
-    found = []
+    errors = []
     for client in range(6):
         x, y = setting.split.test.to("cpu", torch.float64).of(client)
         module = simulation.model(client, row["assignments"][client])
-        found.append(float((module(x).detach() - y).square().mean().sqrt()))
-    assert row["rmse"] == pytest.approx(sum(found) / 6)
+        errors.append(float((module(x).detach() - y).square().mean().sqrt()))
+    assert row["rmse"] == pytest.approx(sum(errors) / 6)
     assert "accuracy" not in row
 
 
@@ -222,9 +222,9 @@ class Tagger(nn.Module):
         self.embed, self.head, self.wrap = nn.Embedding(7, 4), nn.Linear(8, 3), wrap
 
     def forward(self, ids: Tensor, mask: Tensor) -> Any:
-        each = self.embed(ids)
-        mean = (each * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
-        logits = self.head(torch.cat([each, mean[:, None].expand_as(each)], dim=2))
+        embedded = self.embed(ids)
+        mean = (embedded * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
+        logits = self.head(torch.cat([embedded, mean[:, None].expand_as(embedded)], dim=2))
         return self.wrap(logits) if self.wrap else logits
 
 
@@ -359,7 +359,7 @@ def test_any_targets_with_a_custom_task() -> None:
         )
 
     x = torch.randn(4, 20, 3, generator=torch.Generator().manual_seed(0))
-    pairs = [(each, torch.stack([(each[:, 0] > 0).float(), each[:, 1]], dim=1)) for each in x]
+    pairs = [(inputs, torch.stack([(inputs[:, 0] > 0).float(), inputs[:, 1]], dim=1)) for inputs in x]
     task = make_task("custom", both)
     split = Split.of_clients(pairs, pairs, task=task, clusters=[0] * 4)
     result = dfca.simulate(

@@ -45,12 +45,12 @@ def test_an_election_ends_after_patience_or_when_nobody_is_left() -> None:
 
 
 def test_what_a_log_of_turns_means_for_the_next() -> None:
-    asked, found = Seats(3, asked=True), Seats(3)
+    asked, unasked = Seats(3, asked=True), Seats(3)
     for log, seats, expected in (
         ([], asked, Standing(frozenset(), 0, False, False)),
         ([(1, False)], asked, Standing(frozenset({1}), 1, False, False)),
         ([(1, False), (2, True)], asked, Standing(frozenset({1, 2}), 0, False, False)),
-        ([(1, False), (2, False)], found, Standing(frozenset({1, 2}), 2, False, True)),
+        ([(1, False), (2, False)], unasked, Standing(frozenset({1, 2}), 2, False, True)),
         # Where a number was asked for, bids alone decide from now on, also of those that were rejected.
         ([(1, False), (2, False)], asked, Standing(frozenset(), 2, True, False)),
         ([(1, False), (2, False), (1, True)], asked, Standing(frozenset({1}), 2, True, False)),

@@ -69,7 +69,7 @@ def test_clusters_that_are_no_integers_are_refused(clusters: list[Any], got: str
 
 
 def test_clusters_are_a_list_an_array_or_a_tensor_of_integers() -> None:
-    for given_as in (list, np.array, torch.tensor, lambda each: torch.tensor(each, dtype=torch.uint8)):
+    for given_as in (list, np.array, torch.tensor, lambda clusters: torch.tensor(clusters, dtype=torch.uint8)):
         split = split_from({"train": list(zip(X, Y, strict=True)), "clusters": given_as([0, 1, 0, 1, 2])})
         assert split.clusters is not None
         assert split.clusters.tolist() == [0, 1, 0, 1, 2]

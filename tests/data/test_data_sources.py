@@ -317,11 +317,11 @@ def test_fetch_replaces_a_damaged_file(cache, server, monkeypatch):
 def test_wrong_bytes_are_a_checksum_error_and_leave_nothing(cache, server, monkeypatch):
     server.files["/hapt.zip"] = har_zip()
     point(monkeypatch, server, sha256="0" * 64)
-    found = hashlib.sha256(har_zip()).hexdigest()[:12]
+    digest = hashlib.sha256(har_zip()).hexdigest()[:12]
     with pytest.raises(ChecksumError) as caught:
         fetch("har")
     assert str(caught.value) == (
-        f"{server.url}/hapt.zip has SHA-256 {found}... instead of 000000000000...; try again, or get the file "
+        f"{server.url}/hapt.zip has SHA-256 {digest}... instead of 000000000000...; try again, or get the file "
         "elsewhere and run `dfca data import FILE`"
     )
     assert list(cache.iterdir()) == []

@@ -57,10 +57,10 @@ def words_of(command: str) -> list[str] | None:
     >>> words_of("torchrun -m dfca run quickstart -q  # quiet"), words_of("make demo")
     (['run', 'quickstart', '-q'], None)
     """
-    found = re.match(r"(?:\S*/bin/|(?:torchrun|python) .*-m )?dfca (?:--debug )?(.*)", command)
-    if found is None or found[1].startswith("= "):
+    match = re.match(r"(?:\S*/bin/|(?:torchrun|python) .*-m )?dfca (?:--debug )?(.*)", command)
+    if match is None or match[1].startswith("= "):
         return None
-    words = shlex.split(re.split(r" [|;>&]+ |\s+#", f"{found[1]} ")[0])
+    words = shlex.split(re.split(r" [|;>&]+ |\s+#", f"{match[1]} ")[0])
     return [word for word in words if word not in ("...", "…", "\\")]
 
 

@@ -51,20 +51,20 @@ def test_a_history_is_a_list_by_round_and_of_clusters_the_mean() -> None:
 
 
 def test_metropolis_contracts_within_the_bound_and_keeps_the_average(measured: Run) -> None:
-    found = theory.mixing(measured)
-    whole = [each for each in found if each.models == 1]
+    rows = theory.mixing(measured)
+    whole = [row for row in rows if row.models == 1]
     assert len(whole) == 8
-    for each in whole:
-        if each.point["mixing.weights"] == "metropolis":
-            assert each.within == len(each.worst) == 1
-            assert each.drift < 1e-5
-    assert any(each.drift > 0.01 for each in whole if each.point["mixing.weights"] == "uniform")
+    for row in whole:
+        if row.point["mixing.weights"] == "metropolis":
+            assert row.within == len(row.worst) == 1
+            assert row.drift < 1e-5
+    assert any(row.drift > 0.01 for row in whole if row.point["mixing.weights"] == "uniform")
 
 
 def test_the_assignment_never_raises_f_global(measured: Run) -> None:
-    found = theory.descents(measured)
-    assert {each.algorithm for each in found} == {"dfca-gi", "dfca-li"}
-    assert all(each.raised == 0 and each.rounds == 4 for each in found)
+    rows = theory.descents(measured)
+    assert {row.algorithm for row in rows} == {"dfca-gi", "dfca-li"}
+    assert all(row.raised == 0 and row.rounds == 4 for row in rows)
 
 
 def test_the_lemmas_in_every_format_and_from_a_saved_file(measured: Run, tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def differences(stored: Any, now: Any, rel: float = 0.0, at: str = "") -> list[s
     if isinstance(stored, dict) and isinstance(now, dict):
         keys = [f"{at}: keys {sorted(stored.keys() ^ now.keys())}"] if stored.keys() != now.keys() else []
         return keys + [
-            each
+            difference
             for key in stored.keys() & now.keys()
-            for each in differences(stored[key], now[key], rel, f"{at}.{key}")
+            for difference in differences(stored[key], now[key], rel, f"{at}.{key}")
         ]
     if isinstance(stored, list) and isinstance(now, list):
         if len(stored) != len(now):
             return [f"{at}: {len(stored)} items, now {len(now)}"]
         pairs = enumerate(zip(stored, now, strict=True))
-        return [each for place, (a, b) in pairs for each in differences(a, b, rel, f"{at}[{place}]")]
+        return [difference for place, (a, b) in pairs for difference in differences(a, b, rel, f"{at}[{place}]")]
     if isinstance(stored, float) and isinstance(now, float):
         same = math.isclose(stored, now, rel_tol=rel, abs_tol=rel * 1e-3) or (stored != stored and now != now)
         return [] if same else [f"{at}: {stored!r}, now {now!r}"]
@@ -141,19 +141,19 @@ def digests() -> dict[str, Any]:
     Presets with recipes came to train in another way: what 0.2 ran is their recipe "text". And they came to compare one
     training for all rows: `_as_in_0_2` gives rows their extras back.
     """
-    found: dict[str, Any] = {}
+    by_preset: dict[str, Any] = {}
     for name in presets():
         values = tomllib.loads(preset_text(name))
         recipe = "text" if "recipe" in values else None
         for scale in ("default", *values.get("scale", {})):
             if scale != "hour":  # since 0.3
                 with _as_in_0_2(name, values) as path:
-                    found[f"{name} {scale}"] = _digests(load_experiment(path, scale, device="cpu", recipe=recipe))
+                    by_preset[f"{name} {scale}"] = _digests(load_experiment(path, scale, device="cpu", recipe=recipe))
     for name, overrides in OVERRIDES:
         text = " ".join(overrides).replace("algorithm.dfca-auto", "algorithm.dfca")  # as 0.2 stored it
         with _as_in_0_2(name, tomllib.loads(preset_text(name))) as path:
-            found[f"{name} --set {text}"] = _digests(load_experiment(path, None, overrides, device="cpu"))
-    return found
+            by_preset[f"{name} --set {text}"] = _digests(load_experiment(path, None, overrides, device="cpu"))
+    return by_preset
 
 
 @contextmanager
@@ -218,13 +218,13 @@ NO_PEERS_IN_TIME = ("pens", "dac")
 
 def bit_cases() -> list[tuple[str, str, dict[str, Any]]]:
     """List the name, the algorithm and the options of every tiny run; names are those of 0.2."""
-    found = [
+    cases = [
         (f"{earlier(algorithm)}, {variant}", algorithm, options)
         for algorithm in dfca.ALGORITHMS
         for variant, options in VARIANTS.items()
         if not (algorithm in NO_PEERS_IN_TIME and "world" in options)
     ]
-    return found + [
+    return cases + [
         (f"{earlier(algorithm)}, {name}", algorithm, options) for name, (algorithm, options) in EXTRAS.items()
     ]
 
@@ -479,7 +479,8 @@ class Swarm:
         }
         packed = packer.pack(facts)
         held = {
-            name: [str(each.dtype), list(each.shape), each.flatten().tolist()] for name, each in packer.tensors.items()
+            name: [str(tensor.dtype), list(tensor.shape), tensor.flatten().tolist()]
+            for name, tensor in packer.tensors.items()
         }
         return {"packed": packed, "tensors": held, "banks": [bank.tolist() for bank in self.banks]}
 
@@ -542,11 +543,11 @@ class Swarm:
                 self._tell(i, "connected", j)
                 self._tell(j, "connected", i)
             if both and (i, j) == (a, b) and self.tick == first:
-                self.queue = [each for each in self.queue if {each[1], each[2]} != {i, j}]
+                self.queue = [parcel for parcel in self.queue if {parcel[1], parcel[2]} != {i, j}]
                 self._tell(i, "disconnected", j)
                 self._tell(j, "disconnected", i)
-        arrived = [each for each in self.queue if each[0] <= self.tick]
-        self.queue = [each for each in self.queue if each[0] > self.tick]
+        arrived = [parcel for parcel in self.queue if parcel[0] <= self.tick]
+        self.queue = [parcel for parcel in self.queue if parcel[0] > self.tick]
         for _, sender, receiver, message in arrived:
             self._peer(receiver).receive(sender, message, now)
             self._drain(receiver)
@@ -666,13 +667,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {"dtype": str(value.dtype), "values": value.tolist()}
     if hasattr(value, "_asdict"):
-        return {key: plain(each) for key, each in value._asdict().items()}
+        return {key: plain(item) for key, item in value._asdict().items()}
     if hasattr(value, "__dataclass_fields__"):
         return {key: plain(getattr(value, key)) for key in value.__dataclass_fields__}
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return [plain(each) for each in sorted(value)]
+        return [plain(item) for item in sorted(value)]
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value

@@ -108,23 +108,23 @@ def make_runs(out: Path, scratch: Path) -> None:
 
 def make_saves(out: Path) -> None:
     """Save a peer of the swarm in two rounds, one that has warmed up, and one with everything that a save can hold."""
-    swarm, found = cases.Swarm("elected"), {}
+    swarm, save_at = cases.Swarm("elected"), {}
     for tick in (8, 140, 215):
-        found[tick] = swarm.run(tick).peers[1].save()  # type: ignore[union-attr]
-    last, drifting = found[215], cases.Swarm("drifting")
+        save_at[tick] = swarm.run(tick).peers[1].save()  # type: ignore[union-attr]
+    last, drifting = save_at[215], cases.Swarm("drifting")
     drifted = [drifting.run(tick).peers[0].save() for tick in (72, 200)]  # type: ignore[union-attr]
     merge = Entry(9, 2, 2**62 + 7, 1, 2**47 + 1, (0, 1), (Merge(0, 1, 0.25, -0.5),), (2,), True)
     full = replace(last, lineage=(*last.lineage, merge), own=last.bank[0].clone(), incarnation=4, voted=False)
     for name, saves in {
-        "trained": (found[140], last),
-        "warmed-up": (found[8],),
+        "trained": (save_at[140], last),
+        "warmed-up": (save_at[8],),
         "drifted": drifted,
         "full": (last, full),
     }.items():
         store = DiskStore(out / name)
         for saved in saves:
             store.save(saved)
-        write(out / f"{name}.json", {path: cases.plain(each) for path, each in zip(_turns(), saves, strict=False)})
+        write(out / f"{name}.json", {path: cases.plain(save) for path, save in zip(_turns(), saves, strict=False)})
 
 
 def _turns() -> Iterator[str]:
@@ -294,9 +294,9 @@ def main() -> None:
         write(new / "digests.json", cases.digests())
         facts = cases.facts_of(scratch)
         (new / "facts").mkdir()
-        for kind, each in facts.items():
-            (new / "facts" / f"{kind}.json").write_bytes(each.to_bytes())
-        write(new / "facts.json", {kind: each.swarm_id for kind, each in facts.items()})
+        for kind, agreed in facts.items():
+            (new / "facts" / f"{kind}.json").write_bytes(agreed.to_bytes())
+        write(new / "facts.json", {kind: agreed.swarm_id for kind, agreed in facts.items()})
         make_saves(new / "saves")
         make_node(new / "node", scratch)
         make_peers(new / "peers")

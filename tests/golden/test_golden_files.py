@@ -70,17 +70,17 @@ def name_of(path: Path) -> str:
 
 def numbers(out: Path) -> Any:
     """Return all that a run has computed, without the seconds that it took."""
-    found = load_run(out)
-    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in found.metrics]
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in found.trials]
+    stored = load_run(out)
+    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in stored.metrics]
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in stored.trials]
     order = sorted(lines, key=lambda line: (line["algorithm"], line["seed"], line["round"]))
     traces = {name_of(path): path.read_text().splitlines() for path in sorted(out.glob("trace/*.jsonl"))}
     parsed = {name: [json.loads(line) for line in trace] for name, trace in traces.items()}
     lanes = {name_of(path): read(path) for path in sorted(out.glob("timeline/*.json"))}
     text = (out / "config.toml").read_text()
-    assert found.head["config_sha256"] == text_sha256(text)
-    head = {"config_sha256": text_sha256(text.replace('"dfca"', '"dfca-auto"')), "digest": found.head["digest"]}
-    return {"head": head, "lines": order, "rows": rows, "graphs": found.topology, "traces": parsed, "lanes": lanes}
+    assert stored.head["config_sha256"] == text_sha256(text)
+    head = {"config_sha256": text_sha256(text.replace('"dfca"', '"dfca-auto"')), "digest": stored.head["digest"]}
+    return {"head": head, "lines": order, "rows": rows, "graphs": stored.topology, "traces": parsed, "lanes": lanes}
 
 
 def merges(row: Any) -> bool:

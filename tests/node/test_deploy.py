@@ -201,12 +201,12 @@ def models_emerge() -> Command:
 
 
 def check_models(desk: Desk) -> None:
-    found = [desk.status(*each) for each in (("A", "kitchen"), ("B", "garage"), ("C", "attic"))]
-    assert [each["clusters"] for each in found] == [2, 2, 2]
-    assert found[0]["cluster"] == found[1]["cluster"] != found[2]["cluster"]
-    assert min(each["accuracy"] for each in found) > 0.85
-    for each in found:
-        assert len({neighbour["name"] for neighbour in each["neighbours"]}) == 2
+    statuses = [desk.status(*words) for words in (("A", "kitchen"), ("B", "garage"), ("C", "attic"))]
+    assert [status["clusters"] for status in statuses] == [2, 2, 2]
+    assert statuses[0]["cluster"] == statuses[1]["cluster"] != statuses[2]["cluster"]
+    assert min(status["accuracy"] for status in statuses) > 0.85
+    for status in statuses:
+        assert len({neighbour["name"] for neighbour in status["neighbours"]}) == 2
 
 
 def check_predictions(desk: Desk, printed: str) -> None:
@@ -265,10 +265,10 @@ def test_two_devices_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def wait_for_round(folder: Path, least: int) -> dict:
     limit = time.monotonic() + 300
-    while (found := read_status(folder))["round"] < least:
-        assert time.monotonic() < limit, found
+    while (status := read_status(folder))["round"] < least:
+        assert time.monotonic() < limit, status
         time.sleep(0.1)
-    return found
+    return status
 
 
 # What needs no devices.
@@ -301,7 +301,7 @@ def test_the_commands_and_options_of_the_page_exist() -> None:
         known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known, (name, rest)
     for option in re.findall(r"`(--[a-z-]+)", PAGE):
-        assert any(option in (*each.opts, *each.secondary_opts) for each in all_options(groups)), option
+        assert any(option in (*declared.opts, *declared.secondary_opts) for declared in all_options(groups)), option
 
 
 def all_options(groups: dict) -> Iterator:

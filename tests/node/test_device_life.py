@@ -65,24 +65,24 @@ def test_a_restored_backup_catches_up(tmp_path: Path) -> None:
 
 def test_a_moved_address_spreads_by_itself(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
             for place in (0, 2):  # the one that dials, and one that is dialled
-                before = found.devices[place]
+                before = net.devices[place]
                 await before.transport.stop()
                 device = make_device(before.identity, before.roster, before.identity.folder, FAST, Swarm(SWARM, SIZE))
                 address = await device.transport.start()
                 assert address != before.address
-                found.devices[place] = device
+                net.devices[place] = device
                 device.roster.announce(before.identity, [address])
                 device.transport.open(device.node)
-                await until(found.connected)
+                await until(net.connected)
                 await until(
                     lambda address=address, id=before.identity.id: all(
-                        each.roster.members()[id].addresses == (address,) for each in found.devices
+                        device.roster.members()[id].addresses == (address,) for device in net.devices
                     )
                 )
-            first, second, third = found.devices
+            first, second, third = net.devices
             first.transport.send(third.number, update(1))
             second.transport.send(first.number, update(2))
             await until(lambda: third.node.messages and first.node.messages)

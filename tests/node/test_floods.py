@@ -38,12 +38,12 @@ def resident_mb() -> float:
 
 async def connect(port: int, count: int) -> list[asyncio.StreamWriter]:
     """Open connections; every third says nothing, every third a byte, every third a megabyte without an end."""
-    found = []
+    writers = []
     for i in range(count):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write((b"", b"G", HUGE)[i % 3])
-        found.append(writer)
-    return found
+        writers.append(writer)
+    return writers
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ def test_a_node_trains_answers_and_pairs_while_its_ports_are_flooded(tmp_path: P
         network = MemoryNetwork(())
         service: Service = memory_service(network, NodeFolder.load(folder.path))
         other = memory_service(network, second)
-        running = [asyncio.create_task(each.run()) for each in (service, other)]
+        running = [asyncio.create_task(node.run()) for node in (service, other)]
         await until(lambda: (folder.path / "control.json").exists() and service.node.machine.round > 2)
         invite = Invite.parse((await asyncio.to_thread(call, folder.path, "invite"))["invite"])
         listening: Any = service._closers[1].__self__  # type: ignore[attr-defined]
@@ -96,8 +96,8 @@ def test_a_node_trains_answers_and_pairs_while_its_ports_are_flooded(tmp_path: P
             assert joined.inviter.id == folder.identity.id
             assert threading.active_count() - threads <= http.MOST_CONNECTIONS + 8
             assert resident_mb() - memory < 60
-        for each in (service, other):
-            each.stop()
+        for node in (service, other):
+            node.stop()
         await asyncio.gather(*running)
 
     asyncio.run(scenario())

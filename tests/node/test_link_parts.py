@@ -43,11 +43,11 @@ def want(number: int, offset: int, until: int) -> pb.Want:
 
 def parts(outgoing: Outgoing) -> list[tuple[int, int, bytes]]:
     """Take all parts that are to be written: (number, offset, bytes)."""
-    found = []
+    numbered = []
     while (part := outgoing.next()) is not None:
         data, offset, number = read_part(part)
-        found.append((number, offset, bytes(data)))
-    return found
+        numbered.append((number, offset, bytes(data)))
+    return numbered
 
 
 def test_what_was_asked_for_leaves_in_turns_and_no_more() -> None:

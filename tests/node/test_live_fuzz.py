@@ -45,7 +45,7 @@ def frames_by(root: int) -> list[bytes]:
     """Make valid frames whose elections are those of a device of the swarm: others are refused before the peer."""
     changes = {"lineage": (Entry(2, 1, root, 3, 7, (0, 1)),), "base": (), "key": fuzz.KEY._replace(root=root)}
     return fuzz.valid_frames(
-        [each._replace(**{k: v for k, v in changes.items() if k in each._fields}) for each in fuzz.VALID]
+        [message._replace(**{k: v for k, v in changes.items() if k in message._fields}) for message in fuzz.VALID]
     )
 
 
@@ -113,8 +113,8 @@ async def run_script(run: Attack, victim: Any, count: int, seed: int) -> tuple[i
 
 
 def honest_links(run: Attack) -> list[Any]:
-    ids = [each.folder.identity.id for each in run.honest]
-    return [each.transport._neighbours.links[id] for each, id in zip(run.honest, reversed(ids), strict=True)]  # type: ignore[attr-defined]
+    ids = [service.folder.identity.id for service in run.honest]
+    return [service.transport._neighbours.links[id] for service, id in zip(run.honest, reversed(ids), strict=True)]  # type: ignore[attr-defined]
 
 
 def test_mutated_frames_on_live_links_leave_the_bank_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,17 +125,19 @@ def test_mutated_frames_on_live_links_leave_the_bank_as_it_is(tmp_path: Path, mo
         async with attack(tmp_path, agreed={"rounds": 3}) as run:
             await until(lambda: run.rounds() == [3, 3])
             await run.settle()
-            banks = [each.node.machine.bank.clone() for each in run.honest]  # type: ignore[union-attr]
+            banks = [service.node.machine.bank.clone() for service in run.honest]  # type: ignore[union-attr]
             before = honest_links(run)
-            targets = [Target.of(each) for each in run.honest]
+            targets = [Target.of(service) for service in run.honest]
             member = run.villain.folder.identity.id
-            attacks = (mutate(run.villain, each, i, lambda _: read[member] >= 300) for i, each in enumerate(targets))
-            found = await asyncio.gather(*attacks)
-            links = sum(links for _, links in found)
-            for bank, each in zip(banks, run.honest, strict=True):
-                assert torch.equal(bank, each.node.machine.bank)
+            attacks = (
+                mutate(run.villain, target, i, lambda _: read[member] >= 300) for i, target in enumerate(targets)
+            )
+            counts = await asyncio.gather(*attacks)
+            links = sum(links for _, links in counts)
+            for bank, service in zip(banks, run.honest, strict=True):
+                assert torch.equal(bank, service.node.machine.bank)
             refused = run.refused()
-            written = sum(written for written, _ in found)
+            written = sum(written for written, _ in counts)
             print(f"{read[member]} frames read of {written} written, {links} links, {refused}")
             assert run.errors == []
             assert "failed" not in refused
@@ -192,36 +194,40 @@ def test_mutated_frames_over_tls_leave_a_node_process_as_it_is(tmp_path: Path) -
 
     def start() -> None:
         script = Path(__file__).parents[1] / "support" / "attack_child.py"
-        running[:] = [subprocess.Popen([sys.executable, str(script), str(each.path)]) for each in (victim, neighbour)]
-        for each, process in zip(folders, running, strict=False):
-            wait_for_round(each.path, process, 3)  # type: ignore[arg-type]
+        running[:] = [
+            subprocess.Popen([sys.executable, str(script), str(folder.path)]) for folder in (victim, neighbour)
+        ]
+        for folder, process in zip(folders, running, strict=False):
+            wait_for_round(folder.path, process, 3)  # type: ignore[arg-type]
         time.sleep(5.0)  # the last models are folded, and round trips are known
 
     def stop() -> None:
-        for each, process in zip(folders, running, strict=False):
-            call(each.path, "stop")
+        for folder, process in zip(folders, running, strict=False):
+            call(folder.path, "stop")
             assert process.wait(20) == 0
 
     def read() -> int:
-        found = json.loads((victim.path / READS_FILE).read_text())
-        return sum(found.get(folder.identity.id, 0) for folder in folders[2:])
+        reads = json.loads((victim.path / READS_FILE).read_text())
+        return sum(reads.get(folder.identity.id, 0) for folder in folders[2:])
 
     async def go() -> tuple[int, int, list[float]]:
         villains = [Villain.of(NodeFolder.load(folder.path)) for folder in folders[2:]]
-        for place, each in enumerate(villains):
-            await each.listen(port + 2 + place)
+        for place, villain in enumerate(villains):
+            await villain.listen(port + 2 + place)
         target = Target(victim.identity.id, victim.identity.certificate, port)
-        attacks = asyncio.gather(*(mutate(each, target, i, lambda _: done.is_set()) for i, each in enumerate(villains)))
+        attacks = asyncio.gather(
+            *(mutate(villain, target, i, lambda _: done.is_set()) for i, villain in enumerate(villains))
+        )
         done, seen = asyncio.Event(), []
         while not done.is_set():
             await asyncio.wait([attacks], timeout=2.0)
             seen.append(await asyncio.to_thread(rtt_s, neighbour.path, "node0"))
             if attacks.done() or await asyncio.to_thread(read) >= count:
                 done.set()
-        found = await attacks
+        counts = await attacks
         for villain in villains:
             await villain.close()
-        return sum(written for written, _ in found), sum(links for _, links in found), seen
+        return sum(written for written, _ in counts), sum(links for _, links in counts), seen
 
     try:
         start()
@@ -242,7 +248,7 @@ def test_mutated_frames_over_tls_leave_a_node_process_as_it_is(tmp_path: Path) -
         assert "failed" not in refused
         assert sum(refused.values()) > links / 4
         assert {"malformed", "field", "number", "member"} <= set(refused)
-        assert [each["state"] for each in status["neighbours"] if each["name"] == "node1"] == ["up"]
+        assert [neighbour["state"] for neighbour in status["neighbours"] if neighbour["name"] == "node1"] == ["up"]
         assert statistics.median(seen) < max(MOST_SLOWER * quiet, LEAST_RTT_S)
         stop()
         after = victim.store().load()

@@ -89,7 +89,7 @@ def test_old_invites_of_a_live_node_are_refused_each_with_its_sentence(
 
 @pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_removed_node_stops_with_a_sentence_and_its_status_says_so(tmp_path: Path, away: bool) -> None:
-    first, second = (each.path for each in make_swarm(tmp_path, (0, 0), free_port(2)))
+    first, second = (folder.path for folder in make_swarm(tmp_path, (0, 0), free_port(2)))
 
     async def scenario() -> None:
         one, running = await grpc_service(first)
@@ -107,9 +107,9 @@ def test_a_removed_node_stops_with_a_sentence_and_its_status_says_so(tmp_path: P
         await running
 
     asyncio.run(scenario())
-    found = read_status(second)
-    assert not found["running"]
-    assert "was removed from the swarm" in found["problems"][0]
+    last = read_status(second)
+    assert not last["running"]
+    assert "was removed from the swarm" in last["problems"][0]
     shown = dfca("status", second)
     assert "was removed from the swarm" in " ".join(shown.output.split())
     again = dfca("run", second)
@@ -136,10 +136,10 @@ def test_a_clock_that_is_off_or_an_expired_certificate_is_one_sentence(
             return clock
 
     monkeypatch.setattr(identity_module, "datetime", Clock)
-    found = dfca("run", folder.path)
-    assert found.exit_code != 0
-    assert sentence in " ".join(found.output.split())
-    assert "Traceback" not in found.output
+    result = dfca("run", folder.path)
+    assert result.exit_code != 0
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
 
 
 def test_a_neighbour_whose_certificate_expired_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_a_neighbour_whose_certificate_expired_is_named(tmp_path: Path, monkeypa
 
     async def run() -> None:
         devices = [
-            make_device(each, roster.copy(), tmp_path / name, FAST, Swarm(SWARM, SIZE))
-            for each, name in ((good, "a"), (old, "b"))
+            make_device(identity, roster.copy(), tmp_path / name, FAST, Swarm(SWARM, SIZE))
+            for identity, name in ((good, "a"), (old, "b"))
         ]
         for device in devices:
             device.roster.announce(device.identity, [await device.transport.start()])

@@ -26,9 +26,9 @@ def test_a_node_of_the_version_before_talks_and_reads_models(tmp_path: Path) -> 
     swarm = Swarm(hello.swarm, hello.model_size)
 
     async def run() -> None:
-        async with world(tmp_path, 2, FAST, swarm) as found:
-            await until(found.connected)
-            old, new = found.devices
+        async with world(tmp_path, 2, FAST, swarm) as net:
+            await until(net.connected)
+            old, new = net.devices
             await old.transport.stop()
             await until(lambda: not new.node.up())
             identity = old.identity

@@ -70,20 +70,20 @@ def test_an_election_is_held_by_a_device_with_no_more_voters_than_there_are() ->
     assert find_lie(m.Open(key, 3, ()), KNOWN) is None
     assert find_lie(m.Count(key, 2**20, 2**20), KNOWN) is None  # the peer itself counts no more than there are
     assert str(find_lie(m.Open(key, 4, ()), KNOWN)) == "number: an election with 4 voters, of 3 devices"
-    for each in (m.Refuse(key._replace(root=9)), m.Bid(key._replace(root=9), 0, 1.0, 5)):
-        assert str(find_lie(each, KNOWN)) == "member: an election by 9, which was never introduced"
+    for message in (m.Refuse(key._replace(root=9)), m.Bid(key._replace(root=9), 0, 1.0, 5)):
+        assert str(find_lie(message, KNOWN)) == "member: an election by 9, which was never introduced"
 
 
 def test_a_member_that_claims_too_many_voters_is_not_heard_and_kept_out(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            liar, victim, other = found.devices
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            liar, victim, other = net.devices
             told = (Entry(2**40, 0, liar.number, 0, 1, (0,)),)
             liar.transport.send(victim.number, m.Hello(0, 5, 1, told))
             liar.transport.send(victim.number, m.Nothing(5))
             await until(lambda: victim.transport.status()["refused"].get("number") == 1)
-            assert [each for sender, each in victim.node.messages if sender == liar.number] == []
+            assert [message for sender, message in victim.node.messages if sender == liar.number] == []
             assert liar.number not in victim.node.up()
             assert victim.transport._local.penalties.left_s(liar.identity.id, victim.transport._local.now()) > 0
             assert other.number in victim.node.up()
@@ -93,9 +93,9 @@ def test_a_member_that_claims_too_many_voters_is_not_heard_and_kept_out(tmp_path
 
 def test_an_alarm_counts_from_the_device_it_is_about_or_with_its_signature(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            origin, bearer, victim = found.devices
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            origin, bearer, victim = net.devices
             origin.transport.send(bearer.number, m.Alarm(origin.number, 1, True))
             await until(lambda: bearer.node.messages)
             ((_, told),) = bearer.node.messages
@@ -109,8 +109,8 @@ def test_an_alarm_counts_from_the_device_it_is_about_or_with_its_signature(tmp_p
                 told._replace(proof=b"forged"),
                 told,
             ]
-            for each in forged:
-                bearer.transport.send(victim.number, each)
+            for alarm in forged:
+                bearer.transport.send(victim.number, alarm)
             await until(lambda: victim.node.messages)
             assert victim.node.messages == [(bearer.number, told)]
             assert victim.transport.status()["refused"] == {"proof": 5}
@@ -133,15 +133,15 @@ def test_an_alarm_without_a_signature_counts_from_the_link_of_its_origin(tmp_pat
 
 def test_an_alarm_of_nobody_is_dropped_and_its_bearer_is_not_blamed(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            await until(found.connected)
-            liar, victim = found.devices
+        async with world(tmp_path, 2) as net:
+            await until(net.connected)
+            liar, victim = net.devices
             for origin in range(1000, 1500):
                 liar.transport.send(victim.number, m.Alarm(origin, 1, True, proof=b"forged"))
             last = m.Alarm(liar.number, 1, True)
             liar.transport.send(victim.number, last)
             await until(lambda: victim.node.messages)
-            assert [each._replace(proof=None) for _, each in victim.node.messages] == [last]
+            assert [message._replace(proof=None) for _, message in victim.node.messages] == [last]
             assert victim.transport.status()["refused"] == {"member": 500}
             assert victim.node.up() == {liar.number}
 
@@ -153,12 +153,12 @@ def test_who_knows_more_devices_has_time_to_send_their_records(tmp_path: Path, c
     """An honest neighbour that voted with devices that this one has not heard of is linked anew, and believed."""
 
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            await until(found.connected)
-            ahead, behind = found.devices
+        async with world(tmp_path, 2) as net:
+            await until(net.connected)
+            ahead, behind = net.devices
             news = [Identity.create(tmp_path / f"new{i}") for i in range(2)]
-            for each in news if comes else ():
-                ahead.roster.introduce(found.founder, each.certificate, "new")
+            for identity in news if comes else ():
+                ahead.roster.introduce(net.founder, identity.certificate, "new")
             said = m.Hello(0, 5, 1, (Entry(4, 0, ahead.number, 0, 1, (0,)),))
             ahead.transport.send(behind.number, said)  # overtakes the records
             if comes:
@@ -178,10 +178,10 @@ def test_a_flood_of_new_addresses_costs_the_others_little(tmp_path: Path) -> Non
     """A member signs a new address again and again: each link carries the last of them, not all, and not the roster."""
 
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            liar, victim, other = found.devices
-            await until(lambda: len({device.roster.digest() for device in found.devices}) == 1)
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            liar, victim, other = net.devices
+            await until(lambda: len({device.roster.digest() for device in net.devices}) == 1)
             before = other.transport.status()["neighbours"][victim.identity.id]["bytes_in"]
             whole = sum(len(to_bytes(record)) for record in liar.roster.records())
             begin = other.transport._local.now()
@@ -189,7 +189,7 @@ def test_a_flood_of_new_addresses_costs_the_others_little(tmp_path: Path) -> Non
                 liar.roster.announce(liar.identity, [f"192.0.2.1:{port}"])
                 await asyncio.sleep(0.005)
             await until(lambda: other.roster.member(liar.identity.id).addresses == ("192.0.2.1:300",))  # type: ignore[union-attr]
-            await until(lambda: len({device.roster.digest() for device in found.devices}) == 1)
+            await until(lambda: len({device.roster.digest() for device in net.devices}) == 1)
             after = other.transport.status()["neighbours"][victim.identity.id]["bytes_in"]
             spreads = 2 + (other.transport._local.now() - begin) / SPREAD_S  # some 5; all rosters would be 300
             print(f"{after - before} bytes, a roster of {whole}, {spreads:.1f} spreads")
@@ -201,14 +201,14 @@ def test_a_flood_of_new_addresses_costs_the_others_little(tmp_path: Path) -> Non
 
 def test_a_new_device_changes_how_many_can_vote(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
+        async with world(tmp_path, 2) as net:
             counts: list[int] = []
-            first = found.devices[0]
+            first = net.devices[0]
             first.transport.on_devices = counts.append
             first.transport.open(first.node)
             identity = Identity.create(tmp_path / "new")
-            first.roster.introduce(found.founder, identity.certificate, "new")
-            first.roster.remove(found.founder, identity.id)
+            first.roster.introduce(net.founder, identity.certificate, "new")
+            first.roster.remove(net.founder, identity.id)
             assert counts == [2, 3]
             assert make_device(identity, first.roster.copy(), tmp_path, FAST, Swarm(SWARM, SIZE)).number in (
                 first.roster.introduced()

@@ -51,26 +51,26 @@ async def in_memory(folder: Path) -> AsyncIterator[Net]:
 
 @asynccontextmanager
 async def over_grpc(folder: Path) -> AsyncIterator[Net]:
-    async with world(folder, 3, replace(FAST, dead_after_s=60.0), proxied=True) as found:
-        one, two = found.devices[:2]
+    async with world(folder, 3, replace(FAST, dead_after_s=60.0), proxied=True) as net:
+        one, two = net.devices[:2]
 
         def cut() -> None:
             # The third reaches both directly, by what discovery would find.
-            for proxy in found.proxies[:2]:
+            for proxy in net.proxies[:2]:
                 proxy.refusing = True
                 proxy.cut()
 
         def heal() -> None:
-            for proxy in found.proxies[:2]:
+            for proxy in net.proxies[:2]:
                 proxy.refusing = False
 
-        third = found.devices[2]
+        third = net.devices[2]
         for device in (one, two):
             third.transport.found(device.identity.id, (device.address,))
         yield Net(
-            [device.number for device in found.devices],
-            [device.node for device in found.devices],
-            [device.transport for device in found.devices],
+            [device.number for device in net.devices],
+            [device.node for device in net.devices],
+            [device.transport for device in net.devices],
             cut,
             heal,
         )

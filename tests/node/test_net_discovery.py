@@ -16,7 +16,7 @@ from dfca.node.trust.roster import Roster
 
 def test_members_without_known_addresses_find_each_other_and_a_liar_delays_nobody(tmp_path: Path) -> None:
     async def run() -> None:
-        identities = sorted((Identity.create(tmp_path / f"d{i}") for i in range(2)), key=lambda each: each.id)
+        identities = sorted((Identity.create(tmp_path / f"d{i}") for i in range(2)), key=lambda identity: identity.id)
         roster = Roster.found(identities[0], SWARM, "d0")
         roster.introduce(identities[0], identities[1].certificate, "d1")
         devices, options = [], replace(FAST, discovery=True)
@@ -39,17 +39,17 @@ def test_members_without_known_addresses_find_each_other_and_a_liar_delays_nobod
 
 def test_another_swarm_on_the_same_network_is_not_reported(tmp_path: Path) -> None:
     async def run() -> None:
-        found: list[str] = []
-        one = Discovery("a" * 52, SWARM, 7001, lambda member, addresses: found.append(member))
+        reported: list[str] = []
+        one = Discovery("a" * 52, SWARM, 7001, lambda member, addresses: reported.append(member))
         other = Discovery("b" * 52, "another", 7002, lambda member, addresses: None)
         same = Discovery("c" * 52, SWARM, 7003, lambda member, addresses: None)
         try:
-            for each in (one, other, same):
-                await each.start("127.0.0.1")
-            await until(lambda: found)
+            for discovery in (one, other, same):
+                await discovery.start("127.0.0.1")
+            await until(lambda: reported)
             await asyncio.sleep(0.3)
-            assert set(found) == {"c" * 52}
+            assert set(reported) == {"c" * 52}
         finally:
-            await asyncio.gather(*(each.stop() for each in (one, other, same)))
+            await asyncio.gather(*(discovery.stop() for discovery in (one, other, same)))
 
     asyncio.run(run())

@@ -31,11 +31,11 @@ def partial_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "partial").iterdir())
 
 
-async def half_read(found: World, reader: int) -> None:
+async def half_read(net: World, reader: int) -> None:
     """Wait until the reader has a good part of the model."""
 
     def got() -> int:
-        neighbours = found.devices[reader].transport.status()["neighbours"].values()
+        neighbours = net.devices[reader].transport.status()["neighbours"].values()
         return sum(pull["got"] for neighbour in neighbours for pull in neighbour["pulls"])
 
     await until(lambda: 3e5 < got() < 1.9e6)
@@ -44,15 +44,15 @@ async def half_read(found: World, reader: int) -> None:
 @pytest.mark.parametrize("reader", [0, 1])
 def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, reader: int) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
-            await until(found.connected)
-            source, sink = found.devices[1 - reader], found.devices[reader]
-            proxy = found.proxies[1]  # of the one that is dialled
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
+            await until(net.connected)
+            source, sink = net.devices[1 - reader], net.devices[reader]
+            proxy = net.proxies[1]  # of the one that is dialled
             proxy.stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(found, reader)
-            for each in found.proxies:
-                each.cut()
+            await half_read(net, reader)
+            for link in net.proxies:
+                link.cut()
             proxy.resume()
             await until(lambda: sink.node.messages)
             assert sink.node.events.count(("disconnected", source.number)) == 1
@@ -70,17 +70,17 @@ def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, read
 
 def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
-            await until(found.connected)
-            source, sink = found.devices
-            found.proxies[1].stall_after(HALF)
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
+            await until(net.connected)
+            source, sink = net.devices
+            net.proxies[1].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(found, 1)
+            await half_read(net, 1)
             await sink.transport.stop()
-            found.proxies[1].resume()
+            net.proxies[1].resume()
             successor = make_device(sink.identity, sink.roster, sink.identity.folder, FAST, LARGE)
             address = await successor.transport.start()
-            found.devices[1] = successor
+            net.devices[1] = successor
             successor.roster.announce(sink.identity, [address])
             successor.transport.open(successor.node)
             await until(lambda: successor.node.messages)
@@ -91,19 +91,19 @@ def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
-            await until(found.connected)
-            source, sink = found.devices
-            found.proxies[1].stall_after(HALF)
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
+            await until(net.connected)
+            source, sink = net.devices
+            net.proxies[1].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(found, 1)
-            for proxy in found.proxies:
+            await half_read(net, 1)
+            for proxy in net.proxies:
                 proxy.refusing = True
                 proxy.cut()
             await until(lambda: not sink.node.up() and partial_bytes(sink.identity.folder))
             (path,) = (sink.identity.folder / "partial").iterdir()
             path.write_bytes(bytes(path.stat().st_size))  # zeros, as after a power cut
-            for proxy in found.proxies:
+            for proxy in net.proxies:
                 proxy.refusing = False
                 proxy.resume()
             await until(lambda: sink.node.messages)
@@ -114,16 +114,16 @@ def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) 
 
 def test_a_message_that_must_arrive_is_lost_with_its_link_and_an_update_is_not(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
-            await until(found.connected)
-            source, sink = found.devices
-            found.proxies[1].bytes_per_s = SLOW
+        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as net:
+            await until(net.connected)
+            source, sink = net.devices
+            net.proxies[1].bytes_per_s = SLOW
             source.transport.send(sink.number, Served(1, torch.ones(2, LARGE.size)))
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await asyncio.sleep(0.2)
-            for proxy in found.proxies:
+            for proxy in net.proxies:
                 proxy.cut()
-            found.proxies[1].bytes_per_s = None
+            net.proxies[1].bytes_per_s = None
             await until(lambda: sink.node.messages)
             await asyncio.sleep(0.2)
             assert [type(m).__name__ for _, m in sink.node.messages] == ["Update"]
@@ -152,20 +152,20 @@ def test_a_dead_neighbour_is_noticed_within_five_seconds_at_both_ends(tmp_path: 
     )
 
     async def run() -> None:
-        async with world(tmp_path, 2, impatient, proxied=True) as found:
-            await until(found.connected)
+        async with world(tmp_path, 2, impatient, proxied=True) as net:
+            await until(net.connected)
             await asyncio.sleep(0.7)  # a few heartbeats
-            for device in found.devices:
+            for device in net.devices:
                 note_end(device, device.transport._local.now())
-            for proxy in found.proxies:
+            for proxy in net.proxies:
                 proxy.stall()
-            await until(lambda: not any(device.node.up() for device in found.devices))
+            await until(lambda: not any(device.node.up() for device in net.devices))
             assert len(noticed) == 2
             assert max(noticed.values()) < 5
-            for proxy in found.proxies:
+            for proxy in net.proxies:
                 proxy.cut()
                 proxy.resume()
-            await until(found.connected)
+            await until(net.connected)
 
     asyncio.run(run())
 
@@ -174,24 +174,24 @@ def test_a_node_that_starved_distrusts_its_own_clock_and_keeps_its_links(tmp_pat
     quick = replace(FAST, heartbeat_s=0.1, least_silence_s=2.0, most_silence_s=2.0)
 
     async def run() -> None:
-        async with world(tmp_path, 2, quick) as found:
-            await until(found.connected)
+        async with world(tmp_path, 2, quick) as net:
+            await until(net.connected)
             await asyncio.sleep(0.2)
             time.sleep(2.5)  # the event loop does not run: neither of the two hears the other
             await asyncio.sleep(0.5)
-            found.devices[0].transport.send(found.devices[1].number, Nothing(1))
-            await until(lambda: found.devices[1].node.messages)
-            assert all(("disconnected", d.number) not in e.node.events for d in found.devices for e in found.devices)
-            assert found.devices[0].transport.status()["starved_s"] > 1.5
+            net.devices[0].transport.send(net.devices[1].number, Nothing(1))
+            await until(lambda: net.devices[1].node.messages)
+            assert all(("disconnected", d.number) not in e.node.events for d in net.devices for e in net.devices)
+            assert net.devices[0].transport.status()["starved_s"] > 1.5
 
     asyncio.run(run())
 
 
 def test_one_model_for_all_neighbours_is_encoded_once_and_forgotten_when_all_have_it(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            first, *others = found.devices
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            first, *others = net.devices
             message = update(1)
             for other in others:
                 first.transport.send(other.number, message)
@@ -207,9 +207,9 @@ def test_one_model_for_all_neighbours_is_encoded_once_and_forgotten_when_all_hav
 
 def test_a_removed_member_is_cut_off_at_once_and_cannot_come_back(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            first, second, third = found.devices
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            first, second, third = net.devices
             third.roster.merge = lambda received: []  # type: ignore[method-assign]
             first.roster.remove(first.identity, third.identity.id)
             assert first.node.up() == {second.number}  # in the same moment
@@ -239,15 +239,15 @@ def test_a_removed_member_is_shown_the_removal_and_nothing_else(tmp_path: Path, 
     """Over its link, or where it dials after it was away: the signed records, and no others since."""
 
     async def run() -> None:
-        async with world(tmp_path, 3) as found:
-            await until(found.connected)
-            first, second, third = found.devices
+        async with world(tmp_path, 3) as net:
+            await until(net.connected)
+            first, second, third = net.devices
             if away:
                 await third.transport.stop()
                 await until(lambda: len(first.node.up()) == len(second.node.up()) == 1)
-            first.roster.remove(found.founder, third.identity.id)
+            first.roster.remove(net.founder, third.identity.id)
             later = Identity.create(tmp_path / "later")
-            first.roster.introduce(found.founder, later.certificate, "later")
+            first.roster.introduce(net.founder, later.certificate, "later")
             if away:
                 await third.transport.start()
                 third.transport.open(third.node)
@@ -265,18 +265,18 @@ def test_a_removed_member_is_shown_the_removal_and_nothing_else(tmp_path: Path, 
 
 def test_a_new_member_is_introduced_by_gossip(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            await until(found.connected)
-            first, second = found.devices
+        async with world(tmp_path, 2) as net:
+            await until(net.connected)
+            first, second = net.devices
             identity = Identity.create(tmp_path / "new")
-            first.roster.introduce(found.founder, identity.certificate, "new")
+            first.roster.introduce(net.founder, identity.certificate, "new")
             new = make_device(identity, first.roster.copy(), tmp_path / "new", FAST, Swarm(SWARM, SIZE))
             address = await new.transport.start()
-            found.devices.append(new)
+            net.devices.append(new)
             new.roster.announce(identity, [address])
             new.transport.open(new.node)
-            await until(found.connected)
-            await until(lambda: len({device.roster.digest() for device in found.devices}) == 1)
+            await until(net.connected)
+            await until(lambda: len({device.roster.digest() for device in net.devices}) == 1)
             assert second.roster.member(identity.id).addresses == (address,)  # type: ignore[union-attr]
             assert second.node.neighbours[-1] == tuple(sorted((first.number, new.number)))
 
@@ -287,22 +287,22 @@ def test_the_ring_closes_over_a_dead_member_and_opens_when_it_is_back(tmp_path: 
     ring = replace(FAST, degree=2, dead_after_s=1.0)
 
     async def run() -> None:
-        async with world(tmp_path, 4, ring) as found:
-            numbers = [device.number for device in found.devices]
+        async with world(tmp_path, 4, ring) as net:
+            numbers = [device.number for device in net.devices]
 
             def linked(i: int) -> set[int]:
-                return {numbers.index(number) for number in found.devices[i].node.up()}
+                return {numbers.index(number) for number in net.devices[i].node.up()}
 
             await until(lambda: [linked(i) for i in range(4)] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}])
-            gone = found.devices[1]
+            gone = net.devices[1]
             await gone.transport.stop()
             await until(lambda: [linked(i) for i in (0, 2, 3)] == [{2, 3}, {0, 3}, {0, 2}])
-            assert numbers[1] not in found.devices[0].node.neighbours[-1]
+            assert numbers[1] not in net.devices[0].node.neighbours[-1]
             back = make_device(gone.identity, gone.roster, gone.identity.folder, ring, Swarm(SWARM, SIZE))
             address = await back.transport.start()
             back.roster.announce(gone.identity, [address])
             back.transport.open(back.node)
-            found.devices[1] = back
+            net.devices[1] = back
             await until(lambda: [linked(i) for i in range(4)] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}])
 
     asyncio.run(run())
@@ -310,28 +310,28 @@ def test_the_ring_closes_over_a_dead_member_and_opens_when_it_is_back(tmp_path: 
 
 def test_named_neighbours_are_dialled_and_any_member_that_dials_is_accepted(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3, replace(FAST, neighbours=("d1",))) as found:
-            numbers = [device.number for device in found.devices]
+        async with world(tmp_path, 3, replace(FAST, neighbours=("d1",))) as net:
+            numbers = [device.number for device in net.devices]
             up = [{numbers[1]}, {numbers[0], numbers[2]}, {numbers[1]}]
-            await until(lambda: [device.node.up() for device in found.devices] == up)
-            assert found.devices[1].node.neighbours[-1] == tuple(sorted((numbers[0], numbers[2])))
+            await until(lambda: [device.node.up() for device in net.devices] == up)
+            assert net.devices[1].node.neighbours[-1] == tuple(sorted((numbers[0], numbers[2])))
 
     asyncio.run(run())
 
 
 def test_a_device_that_can_only_dial_out_sends_and_reads_models(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 3, proxied=True) as found:
-            walled, *others = found.devices
-            found.proxies[0].refusing = True
-            await until(found.connected)
+        async with world(tmp_path, 3, proxied=True) as net:
+            walled, *others = net.devices
+            net.proxies[0].refusing = True
+            await until(net.connected)
             for other in others:
                 walled.transport.send(other.number, update(1))
                 other.transport.send(walled.number, update(2))
                 walled.transport.send(other.number, Served(1, torch.ones(2, SIZE)))  # must arrive
             await until(lambda: all(len(other.node.messages) == 2 for other in others))
             await until(lambda: len(walled.node.messages) == 2)
-            for device in found.devices:
+            for device in net.devices:
                 status = device.transport.status()
                 assert status["refused"] == {}
                 walls = [
@@ -345,10 +345,10 @@ def test_a_device_that_can_only_dial_out_sends_and_reads_models(tmp_path: Path) 
 
 def test_a_small_message_overtakes_a_large_model(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
-            await until(found.connected)
-            found.proxies[1].bytes_per_s = SLOW
-            for source, sink in (found.devices, found.devices[::-1]):
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
+            await until(net.connected)
+            net.proxies[1].bytes_per_s = SLOW
+            for source, sink in (net.devices, net.devices[::-1]):
                 source.transport.send(sink.number, update(3, size=LARGE.size))
                 await until(lambda sink=sink: any(n["pulls"] for n in sink.transport.status()["neighbours"].values()))
                 source.transport.send(sink.number, Nothing(1))
@@ -363,22 +363,22 @@ def test_models_travel_both_ways_between_a_node_and_one_of_version_02(tmp_path: 
     """The older one reads and is read by calls of their own."""
 
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            await until(found.connected)
-            before = found.devices[old]
+        async with world(tmp_path, 2) as net:
+            await until(net.connected)
+            before = net.devices[old]
             await before.transport.stop()
             options = replace(FAST, parts=False)
             device = make_device(before.identity, before.roster, before.identity.folder, options, Swarm(SWARM, SIZE))
-            found.devices[old] = device
+            net.devices[old] = device
             device.roster.announce(before.identity, [await device.transport.start()])
             device.transport.open(device.node)
-            await until(found.connected)
-            one, two = found.devices
+            await until(net.connected)
+            one, two = net.devices
             one.transport.send(two.number, update(1))
             two.transport.send(one.number, update(2))
             await until(lambda: one.node.messages and two.node.messages)
             assert not any(
-                link.in_parts for each in found.devices for link in each.transport._neighbours.links.values()
+                link.in_parts for member in net.devices for link in member.transport._neighbours.links.values()
             )
 
     asyncio.run(run())
@@ -386,17 +386,17 @@ def test_models_travel_both_ways_between_a_node_and_one_of_version_02(tmp_path: 
 
 def test_a_neighbour_of_version_02_that_cannot_be_reached_back_loses_updates_and_keeps_its_link(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, replace(FAST, parts=False), proxied=True) as found:
-            await until(found.connected)
-            dialler, listener = found.devices  # models are read from the dialler on a connection to it
-            found.proxies[0].refusing = True
+        async with world(tmp_path, 2, replace(FAST, parts=False), proxied=True) as net:
+            await until(net.connected)
+            dialler, listener = net.devices  # models are read from the dialler on a connection to it
+            net.proxies[0].refusing = True
             dialler.transport.send(listener.number, update(1))
             dialler.transport.send(listener.number, Nothing(1))
             await until(lambda: listener.transport.status()["refused"].get("unreachable"))
             await until(lambda: dialler.transport.status()["cached_bytes"] == 0)
             assert [m for _, m in listener.node.messages] == [Nothing(1)]
-            assert found.connected()
-            found.proxies[0].refusing = False
+            assert net.connected()
+            net.proxies[0].refusing = False
             dialler.transport.send(listener.number, update(2))
             await until(lambda: len(listener.node.messages) == 2)
 
@@ -408,8 +408,8 @@ def test_a_neighbour_of_version_02_that_cannot_be_reached_back_loses_updates_and
 
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 1) as found:
-            device = found.devices[0]
+        async with world(tmp_path, 1) as net:
+            device = net.devices[0]
             port = int(device.address.rpartition(":")[2])
             options = NetOptions(host="127.0.0.1", port=port)
             other = GrpcTransport(device.identity, device.roster, Swarm(SWARM, SIZE), options, tmp_path)
@@ -421,9 +421,9 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 def test_plain_text_on_loopback_where_it_is_asked_for(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, replace(FAST, insecure=True)) as found:
-            await until(found.connected)
-            one, two = found.devices
+        async with world(tmp_path, 2, replace(FAST, insecure=True)) as net:
+            await until(net.connected)
+            one, two = net.devices
             one.transport.send(two.number, update(1))
             await until(lambda: two.node.messages)
 

@@ -72,7 +72,7 @@ def test_the_mean_degree_is_about_what_was_asked_for() -> None:
 
 def test_a_newcomer_changes_the_links_around_itself_only() -> None:
     members = [device(i) for i in range(60)]
-    before, after = (graph_of(each, set(), 6) for each in (members, [*members, device(60)]))
+    before, after = (graph_of(group, set(), 6) for group in (members, [*members, device(60)]))
     changed = {frozenset(edge) for edge in before.edges} ^ {frozenset(edge) for edge in after.edges}
     own = {edge for edge in changed if device(60) in edge}
     assert len(changed - own) <= len(own) <= 12

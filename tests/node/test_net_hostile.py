@@ -33,26 +33,26 @@ HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))
 
 
 def refused(device: Device) -> dict[str, int]:
-    found: dict[str, int] = device.transport.status()["refused"]
-    return found
+    counts: dict[str, int] = device.transport.status()["refused"]
+    return counts
 
 
 @asynccontextmanager
 async def with_villain(folder: Path, options: NetOptions = FAST) -> AsyncIterator[tuple[World, Device, Identity, Any]]:
     """Run two honest devices and a member whose frames a test writes itself; yields its call to the first one."""
-    async with world(folder, 3, options) as found:
-        await until(found.connected)
-        villain = found.devices.pop(0)  # with the smallest ID: a call by another is turned away while a node dials it
+    async with world(folder, 3, options) as net:
+        await until(net.connected)
+        villain = net.devices.pop(0)  # with the smallest ID: a call by another is turned away while a node dials it
         await villain.transport.stop()
-        victim = found.devices[0]
-        await until(found.connected)
+        victim = net.devices[0]
+        await until(net.connected)
         channel = make_channel(
             villain.identity, victim.identity.id, victim.identity.certificate, victim.address, insecure=False
         )
-        yield found, victim, villain.identity, channel
+        yield net, victim, villain.identity, channel
         await channel.close()
         # The honest ones still have each other.
-        other = found.devices[1]
+        other = net.devices[1]
         assert ("disconnected", other.number) not in victim.node.events
         other.transport.send(victim.number, Nothing(99))
         await until(lambda: any(m == Nothing(99) for _, m in victim.node.messages))
@@ -65,8 +65,8 @@ async def talk(channel: Any, *sent: bytes) -> str:
     """
     call = channel.stream_stream(frames.TALK)()
     with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-        for each in sent:
-            await call.write(each)
+        for frame in sent:
+            await call.write(frame)
     try:
         async with asyncio.timeout(30):
             while (data := await call.read()) is not grpc.aio.EOF:
@@ -189,10 +189,10 @@ def test_a_frame_beyond_all_bounds_is_not_even_read(tmp_path: Path) -> None:
 
 def test_only_what_was_announced_to_a_member_can_be_read_by_it(tmp_path: Path) -> None:
     async def run() -> None:
-        async with with_villain(tmp_path) as (found, victim, _, channel):
+        async with with_villain(tmp_path) as (net, victim, _, channel):
             offers = victim.transport._sender.offers
-            victim.transport.send(found.devices[1].number, update(1))
-            await until(lambda: found.devices[1].node.messages)
+            victim.transport.send(net.devices[1].number, update(1))
+            await until(lambda: net.devices[1].node.messages)
             read = channel.unary_stream(frames.READ)
             for request, code in (
                 (pb.ReadRequest(name=bytes(32)).SerializeToString(), grpc.StatusCode.NOT_FOUND),
@@ -209,9 +209,9 @@ def test_only_what_was_announced_to_a_member_can_be_read_by_it(tmp_path: Path) -
 
 def test_strangers_and_strange_certificates_do_not_get_in_and_are_counted(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            await until(found.connected)
-            victim = found.devices[0]
+        async with world(tmp_path, 2) as net:
+            await until(net.connected)
+            victim = net.devices[0]
             certificate, target = victim.identity.certificate, victim.identity.id
             victim.transport._wire._handshakes._patience_s = 0.3
             stranger = Identity.create(tmp_path / "stranger")
@@ -230,7 +230,7 @@ def test_strangers_and_strange_certificates_do_not_get_in_and_are_counted(tmp_pa
                 await reader.read()
             writer.close()
             await until(lambda: refused(victim).get("handshake", 0) >= 4)
-            assert ("disconnected", found.devices[1].number) not in victim.node.events
+            assert ("disconnected", net.devices[1].number) not in victim.node.events
 
     asyncio.run(run())
 
@@ -265,9 +265,9 @@ def read_from(spoil: Callable[[Device], None], folder: Path, swarm: Swarm, reaso
     """Let a spoilt device announce a model; the reader must refuse it for the reason."""
 
     async def run() -> None:
-        async with world(folder, 3, replace(FAST, **options), swarm) as found:
-            await until(found.connected)
-            liar, reader, other = found.devices
+        async with world(folder, 3, replace(FAST, **options), swarm) as net:
+            await until(net.connected)
+            liar, reader, other = net.devices
             spoil(liar)
             liar.transport.send(reader.number, update(1, size=swarm.size))
             await asyncio.sleep(0)

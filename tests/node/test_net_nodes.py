@@ -28,10 +28,10 @@ class Renumbered:
     A peer begins with the neighbours that it has; to compute what the simulator does it must have all.
     """
 
-    def __init__(self, found: World, place: int) -> None:
-        self._device = found.devices[place]
+    def __init__(self, net: World, place: int) -> None:
+        self._device = net.devices[place]
         self._transport = self._device.transport
-        self._numbers = [device.number for device in found.devices]
+        self._numbers = [device.number for device in net.devices]
 
     def open(self, node: TransportInputs) -> None:
         recorder, place = self._device.node, self._numbers.index
@@ -58,8 +58,8 @@ class Patient:
     simulator does not lose.
     """
 
-    def __init__(self, work: Any, found: World) -> None:
-        self._work, self._found = work, found
+    def __init__(self, work: Any, net: World) -> None:
+        self._work, self._found = work, net
 
     def run(self, job: Job, bank: torch.Tensor | None) -> Any:
         while isinstance(job, Train) and job.round and not self._is_complete(job.round - 1):
@@ -79,8 +79,8 @@ class Patient:
 class Network:
     """What `make_nodes` asks for transports."""
 
-    def __init__(self, found: World) -> None:
-        self._found = found
+    def __init__(self, net: World) -> None:
+        self._found = net
 
     def transport(self, place: int) -> Renumbered:
         return Renumbered(self._found, place)
@@ -105,19 +105,19 @@ def test_nodes_over_grpc_equal_the_synchronous_simulator(
         # All in one process: on a busy machine nobody answers in time, and a round without a neighbour is another.
         patience = {"least_silence_s": 600.0, "most_silence_s": 600.0, "least_read_s": 600.0, "most_read_s": 600.0}
         options = replace(FAST, degree=4 * setting.clients, **patience)
-        async with world(tmp_path, setting.clients, options, swarm) as found:
-            await until(found.connected, 60)
-            nodes = make_nodes(setting, Network(found), timed=False)  # type: ignore[arg-type]
+        async with world(tmp_path, setting.clients, options, swarm) as net:
+            await until(net.connected, 60)
+            nodes = make_nodes(setting, Network(net), timed=False)  # type: ignore[arg-type]
             for node in nodes.values():
-                node._work = Patient(node._work, found)
+                node._work = Patient(node._work, net)
             await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 300)
             for node in nodes.values():
                 node.stop()
-            assert not any(kind == "disconnected" for device in found.devices for kind, _ in device.node.events)
+            assert not any(kind == "disconnected" for device in net.devices for kind, _ in device.node.events)
             if algorithm == "dfca-gi":
                 assert_banks(setting, nodes)
             assert len({node.machine.lineage for node in nodes.values()}) == 1  # type: ignore[attr-defined]
             assert [node.machine.round for node in nodes.values()] == [3] * setting.clients
-            assert not any(device.transport.status()["refused"] for device in found.devices)
+            assert not any(device.transport.status()["refused"] for device in net.devices)
 
     asyncio.run(run())

@@ -95,7 +95,7 @@ def test_when_a_link_is_lost_updates_stay_and_the_rest_is_forgotten() -> None:
     offers.add(offer(ONE, b"update", 0, since=1.0), b"1")
     offers.add(offer(ONE, b"copy", None, since=2.0), b"2")
     offers.lose_link(ONE)
-    assert [each.name for each in offers.of(ONE)] == [b"update"]
+    assert [offered.name for offered in offers.of(ONE)] == [b"update"]
     offers.drop_older(ONE, 1.5)
     assert offers.of(ONE) == []
 
@@ -158,7 +158,7 @@ def test_one_member_cannot_take_all_reads_and_turns_go_round() -> None:
         pulls.announce(pull(number, None))
     pulls.announce(pull(6, None, TWO))
     order = [pulls.begin() for _ in range(4)]
-    assert [(each.member, each.number) if each else None for each in order] == [(ONE, 1), (TWO, 6), (ONE, 2), None]
+    assert [(begun.member, begun.number) if begun else None for begun in order] == [(ONE, 1), (TWO, 6), (ONE, 2), None]
 
 
 def test_reads_of_a_lost_link_are_cancelled_and_their_numbers_mean_nothing_on_the_next() -> None:
@@ -177,9 +177,9 @@ def test_reads_of_a_lost_link_are_cancelled_and_their_numbers_mean_nothing_on_th
 
 
 def partials(folder: Path, most: int = 10_000, buffer_bytes: int = 0) -> Partials:
-    found = Partials(folder / "partial", most, 10, buffer_bytes)
-    found.prepare()
-    return found
+    kept = Partials(folder / "partial", most, 10, buffer_bytes)
+    kept.prepare()
+    return kept
 
 
 NAME = bytes(range(32))
@@ -224,15 +224,15 @@ def test_a_payload_that_comes_fast_never_touches_the_disk(tmp_path: Path) -> Non
 
     data = os.urandom(1000)
     folder = partials(tmp_path, buffer_bytes=1000)
-    found = folder.open(NAME, ONE, 1000)
-    assert found is not None
+    partial = folder.open(NAME, ONE, 1000)
+    assert partial is not None
     for begin in range(0, 1000, 300):
-        found.write(memoryview(data)[begin : begin + 300])
-    whole = found.content()
-    assert found.digest() == hashlib.sha256(data).digest()
+        partial.write(memoryview(data)[begin : begin + 300])
+    whole = partial.content()
+    assert partial.digest() == hashlib.sha256(data).digest()
     assert bytes(whole) == data
     assert list((tmp_path / "partial").iterdir()) == []
-    folder.close(NAME, ONE, found, done=True)
+    folder.close(NAME, ONE, partial, done=True)
     assert bytes(whole) == data
     assert list((tmp_path / "partial").iterdir()) == []
 
@@ -267,14 +267,14 @@ def test_a_payload_in_memory_goes_to_the_disk_when_its_read_ends_early_or_takes_
 
 def test_payloads_beyond_the_memory_for_them_are_collected_on_the_disk(tmp_path: Path) -> None:
     folder = partials(tmp_path, buffer_bytes=1500)
-    found = {who: folder.open(NAME, who, 1000) for who in (ONE, TWO)}
-    for each in found.values():
-        assert each is not None
-        each.write(b"x" * 500)
+    by_member = {who: folder.open(NAME, who, 1000) for who in (ONE, TWO)}
+    for partial in by_member.values():
+        assert partial is not None
+        partial.write(b"x" * 500)
     assert [path.name for path in (tmp_path / "partial").iterdir()] == [folder.path(NAME, TWO).name]
-    for who, each in found.items():
-        assert each is not None
-        folder.close(NAME, who, each, done=True)
+    for who, partial in by_member.items():
+        assert partial is not None
+        folder.close(NAME, who, partial, done=True)
     third = folder.open(NAME, ONE, 1000)
     assert third is not None
     third.write(b"x" * 500)
@@ -298,14 +298,14 @@ def test_a_partial_that_cannot_be_a_beginning_is_deleted_and_links_are_not_follo
     folder = partials(tmp_path)
     path = folder.path(NAME, ONE)
     path.write_bytes(b"x" * 2000)
-    found = folder.open(NAME, ONE, 1000)
-    assert found is not None
-    assert found.offset == 0
+    partial = folder.open(NAME, ONE, 1000)
+    assert partial is not None
+    assert partial.offset == 0
     assert not path.exists()
     target = tmp_path / "precious"
     target.write_bytes(b"keep me")
     path.symlink_to(target)
-    folder.close(NAME, ONE, found, done=False)
+    folder.close(NAME, ONE, partial, done=False)
     again = folder.open(NAME, ONE, 1000)
     assert again is not None
     again.write(b"z" * 20)
@@ -315,10 +315,10 @@ def test_a_partial_that_cannot_be_a_beginning_is_deleted_and_links_are_not_follo
 
 def test_what_a_thread_writes_after_the_end_of_a_read_opens_nothing(tmp_path: Path) -> None:
     folder = partials(tmp_path)
-    found = folder.open(NAME, ONE, 1000)
-    assert found is not None
-    folder.close(NAME, ONE, found, done=False)
-    found.write(b"x" * 500)
+    partial = folder.open(NAME, ONE, 1000)
+    assert partial is not None
+    folder.close(NAME, ONE, partial, done=False)
+    partial.write(b"x" * 500)
     assert list((tmp_path / "partial").iterdir()) == []
 
 
@@ -366,10 +366,10 @@ def test_the_disk_is_bounded_and_the_oldest_partial_leaves_first(tmp_path: Path)
     folder = partials(tmp_path, most=1000)
     for number in range(3):
         name = bytes([number]) * 32
-        found = folder.open(name, ONE, 400)
-        assert found is not None
-        found.write(b"x" * 300)
-        folder.close(name, ONE, found, done=False)
+        partial = folder.open(name, ONE, 400)
+        assert partial is not None
+        partial.write(b"x" * 300)
+        folder.close(name, ONE, partial, done=False)
         os.utime(folder.path(name, ONE), (number + 1e9, number + 1e9))
     kept = sorted(path.name[:2] for path in (tmp_path / "partial").iterdir())
     assert kept == ["00", "01", "02"]
@@ -394,18 +394,18 @@ def test_chunks_are_the_protobuf_messages_they_stand_for(data: bytes, start: int
     offset = start % len(data)
     written = write_chunk(memoryview(data), offset, size)
     assert written == pb.Chunk(data=data[offset : offset + size], offset=offset).SerializeToString()
-    found, place = read_chunk(written)
-    assert (bytes(found), place) == (data[offset : offset + size], offset)
+    content, place = read_chunk(written)
+    assert (bytes(content), place) == (data[offset : offset + size], offset)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_chunk_as_protobuf_reads_it_or_refused(data: bytes) -> None:
     try:
-        found, offset = read_chunk(data)
+        content, offset = read_chunk(data)
     except Refused:
         return
     chunk = pb.Chunk.FromString(data)
-    assert (bytes(found), offset) == (chunk.data, chunk.offset)
+    assert (bytes(content), offset) == (chunk.data, chunk.offset)
 
 
 # Limits.

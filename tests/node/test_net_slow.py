@@ -112,9 +112,9 @@ def read_line(child: subprocess.Popen[str]) -> Any:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_twenty_megabytes_on_loopback_under_tls(tmp_path: Path) -> None:
         sender, reader = [read_line(child) for child in children]
     # The first ones make connections and find the size of a chunk.
     walls, bare, *used = [
-        each[2:] for each in (sender["walls"], reader["bare"], sender["processor"], reader["processor"])
+        seconds[2:] for seconds in (sender["walls"], reader["bare"], sender["processor"], reader["processor"])
     ]
-    megabytes, used_s = 4 * floats / 1e6, [median(each) for each in used]
+    megabytes, used_s = 4 * floats / 1e6, [median(seconds) for seconds in used]
     print(
         f"encoded, announced, read, checked, answered: median of {len(walls)} {megabytes / median(walls):.0f} MB/s, "
         f"best {megabytes / min(walls):.0f}; bare gRPC {megabytes / median(bare):.0f} and {megabytes / min(bare):.0f}; "

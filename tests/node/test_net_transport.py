@@ -13,9 +13,9 @@ from dfca.peer.records.messages import Hello, Nothing
 
 def test_two_devices_connect_and_exchange_small_and_large_messages(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2) as found:
-            one, two = found.devices
-            await until(found.connected)
+        async with world(tmp_path, 2) as net:
+            one, two = net.devices
+            await until(net.connected)
             for i in range(50):
                 one.transport.send(two.number, Nothing(i))
             two.transport.send(one.number, Hello(1, 2, 3))

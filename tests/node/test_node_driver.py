@@ -54,16 +54,16 @@ def test_a_recorded_node_replays_bit_by_bit(tmp_path: Path) -> None:
     loop.run_until_complete(everybody())
     loop.close()
     recorder.close()
-    found = read_recording(tmp_path / "record")
-    assert found.complete
-    assert found.options == chosen.machine.options
-    peer = Peer(found.options, Memory(found.options.size, found.options.dtype))
-    list(drive(peer, found.inputs))
+    recording = read_recording(tmp_path / "record")
+    assert recording.complete
+    assert recording.options == chosen.machine.options
+    peer = Peer(recording.options, Memory(recording.options.size, recording.options.dtype))
+    list(drive(peer, recording.inputs))
     assert isinstance(chosen.machine, Peer)
     assert digest_of_save(peer.save()) == digest_of_save(chosen.machine.save())
-    assert len(found.checks) >= 6
-    fresh = Peer(found.options, Memory(found.options.size, found.options.dtype))
-    assert first_difference(found, fresh) is None
+    assert len(recording.checks) >= 6
+    fresh = Peer(recording.options, Memory(recording.options.size, recording.options.dtype))
+    assert first_difference(recording, fresh) is None
 
 
 def test_a_recording_ends_at_its_limit_and_one_that_is_cut_is_read_up_to_there(tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_a_recording_ends_at_its_limit_and_one_that_is_cut_is_read_up_to_there(t
     recorder.close()
     data = (tmp_path / "record").read_bytes()
     assert len(data) <= 2000
-    found = read_recording(tmp_path / "record")
-    assert 0 < len(found.inputs) < 1000
-    assert not found.complete
+    recording = read_recording(tmp_path / "record")
+    assert 0 < len(recording.inputs) < 1000
+    assert not recording.complete
     (tmp_path / "cut").write_bytes(data[:-3])
-    assert len(read_recording(tmp_path / "cut").inputs) == len(found.inputs) - 1
+    assert len(read_recording(tmp_path / "cut").inputs) == len(recording.inputs) - 1
     (tmp_path / "none").write_bytes(b"x" * 100)
     with pytest.raises(ConfigError, match="is not a recording of a node"):
         read_recording(tmp_path / "none")

@@ -36,9 +36,9 @@ def torch_alone() -> dict[str, float]:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        found = used(child.pid)
+        megabytes = used(child.pid)
         child.communicate(b"")
-    return found
+    return megabytes
 
 
 def wait_until_idle(path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def wait_until_idle(path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any
     while time.monotonic() < limit:
         assert child.poll() is None
         try:
-            found = call(path, "status")
+            status = call(path, "status")
         except NotRunning:
-            found = {}
-        if found.get("state") == "done":
-            return found
+            status = {}
+        if status.get("state") == "done":
+            return status
         time.sleep(0.2)
     raise AssertionError("the rounds were not done in time")
 
@@ -74,8 +74,8 @@ def test_an_idle_node_is_within_70_megabytes_of_torch(tmp_path: Path) -> None:
             for folder in folders
         ]
         try:
-            found = [wait_until_idle(each.path, child) for each, child in zip(folders, children, strict=True)]
-            banks_mb = [4 * each["clusters"] * folders[0].facts.model_size / 1e6 for each in found]
+            statuses = [wait_until_idle(folder.path, child) for folder, child in zip(folders, children, strict=True)]
+            banks_mb = [4 * status["clusters"] * folders[0].facts.model_size / 1e6 for status in statuses]
             uses = [used(child.pid) for child in children]
         finally:
             for child in children:

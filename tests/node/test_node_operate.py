@@ -57,13 +57,13 @@ def test_commands_reach_a_node_and_its_refusals_come_back(tmp_path: Path) -> Non
             await asyncio.to_thread(call, tmp_path, "dubble")
         with pytest.raises(RefusedCommand, match="unexpected ZeroDivisionError"):
             await asyncio.to_thread(call, tmp_path, "broken")
-        found = json.loads((tmp_path / "control.json").read_text())
-        (tmp_path / "control.json").write_text(json.dumps({**found, "token": "guessed"}))
+        access = json.loads((tmp_path / "control.json").read_text())
+        (tmp_path / "control.json").write_text(json.dumps({**access, "token": "guessed"}))
         with pytest.raises(RefusedCommand, match="the token is not that of this node"):
             await asyncio.to_thread(call, tmp_path, "double", number=1)
         for garbage in (b"\n", b"[1]\n", b"{}\n", b"\xff\n", b'{"token": 1, "command": []}\n', b"x" * 2_000_000):
-            await asyncio.to_thread(_poke, found["port"], garbage)
-        (tmp_path / "control.json").write_text(json.dumps(found))
+            await asyncio.to_thread(_poke, access["port"], garbage)
+        (tmp_path / "control.json").write_text(json.dumps(access))
         assert await asyncio.to_thread(call, tmp_path, "double", number=1) == {"twice": 2}
         await server.close()
         with pytest.raises(NotRunning, match=r"no node runs in .*; start it: dfca node run"):
@@ -112,15 +112,15 @@ def test_an_invite_in_a_pipe_is_one_line_and_waits_where_it_is_asked_to(tmp_path
     async def scenario() -> list[tuple[int, str]]:
         server = ControlServer(tmp_path, {"invite": invite, "joined": joined})
         await server.open()
-        found = []
+        outcomes = []
         for options in ([], ["--no-wait"], ["--wait"], ["--wait"]):
             line = ["node", "invite", str(tmp_path), *options]
             done = await asyncio.to_thread(lambda line=line: CliRunner().invoke(app, line))
-            found.append((done.exit_code, done.output))
+            outcomes.append((done.exit_code, done.output))
             if "--wait" in options:
                 guests.clear()
         await server.close()
-        return found
+        return outcomes
 
     alone, quiet, waited, nobody = asyncio.run(scenario())
     assert alone == quiet == (0, "dfca1:...\n")
@@ -303,13 +303,13 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     folder = tmp_path / "my kitchen"
     folder.mkdir()
     path = write_unit(folder, make_unit(folder, user="root", data=(folder / "a.csv",)), tmp_path / "units")
-    found = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
+    checked = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
     newer = ("RestartSteps", "RestartMaxDelaySec")  # of systemd 254; older ones pass them over
     remarks = [
-        line for line in found.stderr.splitlines() if path.name in line and not any(key in line for key in newer)
+        line for line in checked.stderr.splitlines() if path.name in line and not any(key in line for key in newer)
     ]
     assert remarks == []
-    assert found.returncode == 0
+    assert checked.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_the_unit_of_systemd_shows_a_node_its_data_and_no_other_home(
     monkeypatch.setattr("sys.prefix", python)
     monkeypatch.setattr("sys.base_prefix", python)
     text = make_unit(Path(folder), "pi", data=[Path(data)])
-    found = [line for line in text.splitlines() if line.startswith(("ProtectHome", "PrivateTmp", "Bind"))]
-    assert found == lines
+    written = [line for line in text.splitlines() if line.startswith(("ProtectHome", "PrivateTmp", "Bind"))]
+    assert written == lines
 
 
 def test_the_dockerfile_names_files_and_extras_that_exist() -> None:

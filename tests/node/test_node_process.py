@@ -236,15 +236,15 @@ def test_four_processes_pair_train_and_find_two_clusters(tmp_path: Path) -> None
             assert after["incarnation"] == life
             assert after["clusters"] >= before["clusters"]
         limit = time.monotonic() + 120
-        found: list[dict[str, Any]] = []
+        statuses: list[dict[str, Any]] = []
         while time.monotonic() < limit:
-            found = [call(path, "status") for path in paths]
-            if all((each["accuracy"] or 0) > 0.9 and each["clusters"] >= 2 for each in found):
+            statuses = [call(path, "status") for path in paths]
+            if all((status["accuracy"] or 0) > 0.9 and status["clusters"] >= 2 for status in statuses):
                 break
             time.sleep(1)
-        assert [each["accuracy"] > 0.9 for each in found] == [True] * 4
-        assert found[0]["cluster"] != found[1]["cluster"]
-        assert [len(each["neighbours"]) for each in found] == [3] * 4
+        assert [status["accuracy"] > 0.9 for status in statuses] == [True] * 4
+        assert statuses[0]["cluster"] != statuses[1]["cluster"]
+        assert [len(status["neighbours"]) for status in statuses] == [3] * 4
         begin = time.monotonic()
         for process in processes:
             process.send_signal(signal.SIGTERM)

@@ -41,7 +41,7 @@ def write_rooms(path: Path, sign: float, seed: int, rows: int = 120) -> str:
     return str(path)
 
 
-def found(tmp_path: Path, **agreed: object) -> tuple[list[str], object, Facts]:
+def found_swarm(tmp_path: Path, **agreed: object) -> tuple[list[str], object, Facts]:
     paths = [write_rooms(tmp_path / f"{i}.csv", 1 - 2 * (i % 2), i) for i in range(4)]
     options = Founding(paths[0], "degrees", hidden=(16,), task="regression", agreed=agreed)
     config, facts = init_swarm(tmp_path / "kitchen", FOUNDER, options)
@@ -49,12 +49,12 @@ def found(tmp_path: Path, **agreed: object) -> tuple[list[str], object, Facts]:
 
 
 def test_devices_that_predict_numbers_find_their_two_clusters(tmp_path: Path) -> None:
-    paths, config, facts = found(tmp_path, rounds=8)
+    paths, config, facts = found_swarm(tmp_path, rounds=8)
     assert Facts.from_bytes(facts.to_bytes()) == facts
     assert (facts.task, facts.classes, facts.outputs) == ("regression", (), 1)
     assert 15 < facts.target.mean < 22
     configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
-    model, samples = build(facts), [load(each, tmp_path, facts) for each in configs]
+    model, samples = build(facts), [load(device, tmp_path, facts) for device in configs]
     network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
     nodes: dict[int, Node] = {}
     for i, own in enumerate(samples):
@@ -90,7 +90,7 @@ def test_devices_that_predict_numbers_find_their_two_clusters(tmp_path: Path) ->
 
 def make_export(tmp_path: Path) -> tuple[Exported, torch.Tensor, torch.Tensor]:
     """Make a model to export, samples, and what it predicts for them."""
-    _, config, facts = found(tmp_path)
+    _, config, facts = found_swarm(tmp_path)
     model = build(facts)
     vector = initial(model.flat, model.make, 3, "init", 0)
     x = load_inputs(config, tmp_path, facts)
@@ -128,7 +128,7 @@ def test_swarms_that_classify_keep_their_names(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    paths, _, facts = found(tmp_path)
+    paths, _, facts = found_swarm(tmp_path)
     text = Path(paths[1]).read_text().splitlines()
     text[3] = text[3].rpartition(",")[0] + ",warm"
     Path(paths[1]).write_text("\n".join(text) + "\n")

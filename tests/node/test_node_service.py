@@ -43,27 +43,27 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
         services = [memory_service(network, NodeFolder.load(folder.path)) for folder in folders]
         running = [asyncio.create_task(service.run()) for service in services]
         await until(lambda: all(rounds(service) >= least and service.work.report for service in services))
-        found = [service.status() for service in services]
+        statuses = [service.status() for service in services]
         with pytest.raises(InUse, match="runs already; stop it first"):
             await memory_service(network, NodeFolder.load(folders[0].path)).run()
         for service in services:
             service.stop()
         await asyncio.gather(*running)
-        return found
+        return statuses
 
     first = asyncio.run(life(0, 8))
-    assert [each["incarnation"] for each in first] == [0, 0, 0]
-    assert all(each["accuracy"] > 0.7 for each in first)
-    assert all(each["clusters"] >= 1 and each["members"] == 3 for each in first)
-    assert all(each["folds"] > 0 for each in first)
-    assert all(each["refused"]["model"] == 1 for each in first)
+    assert [status["incarnation"] for status in first] == [0, 0, 0]
+    assert all(status["accuracy"] > 0.7 for status in first)
+    assert all(status["clusters"] >= 1 and status["members"] == 3 for status in first)
+    assert all(status["folds"] > 0 for status in first)
+    assert all(status["refused"]["model"] == 1 for status in first)
     saved = [folder.store().load() for folder in folders]
-    banks = [each.bank for each in saved if each is not None and each.bank is not None]
+    banks = [save.bank for save in saved if save is not None and save.bank is not None]
     assert len(banks) == 3
-    last = [each.round for each in saved if each is not None]
+    last = [save.round for save in saved if save is not None]
     again = asyncio.run(life(1, max(last) + 2))
-    assert [each["incarnation"] for each in again] == [1, 1, 1]
-    assert all(each["clusters"] >= len(bank) for each, bank in zip(again, banks, strict=True))
+    assert [status["incarnation"] for status in again] == [1, 1, 1]
+    assert all(status["clusters"] >= len(bank) for status, bank in zip(again, banks, strict=True))
     stopped = read_status(folders[0].path)
     assert stopped["running"] is False
     assert stopped["round"] >= max(last) + 2
@@ -102,9 +102,12 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         status = await asyncio.to_thread(read_status, a)
         assert [(neighbour["name"], neighbour["state"]) for neighbour in status["neighbours"]] == [("garage", "up")]
         assert status["bytes_in"] > 0
-        found = (await asyncio.to_thread(read_members, a))["members"]
-        assert [(each["name"], each["link"]) for each in found] == [("garage", "up"), ("kitchen", "this device")]
-        assert found[0]["silent_s"] < 60
+        members = (await asyncio.to_thread(read_members, a))["members"]
+        assert [(member["name"], member["link"]) for member in members] == [
+            ("garage", "up"),
+            ("kitchen", "this device"),
+        ]
+        assert members[0]["silent_s"] < 60
         checks = await asyncio.to_thread(lambda: list(examine(a)))
         assert [check for check in checks if check.outcome == "failure"] == []
         texts = {check.name: check.text for check in checks}
@@ -142,9 +145,9 @@ def test_a_port_in_use_is_said_in_a_sentence_and_nothing_is_left_open(tmp_path: 
                 await service.run()
 
         asyncio.run(scenario())
-        found = {check.name: check for check in examine(folder.path)}
-    assert found["port"].outcome == "failure"
-    assert "set another port in node.toml" in found["port"].cure
+        checks = {check.name: check for check in examine(folder.path)}
+    assert checks["port"].outcome == "failure"
+    assert "set another port in node.toml" in checks["port"].cure
     assert not (folder.path / "control.json").exists()
     folder.lock().release()
 
@@ -180,13 +183,13 @@ def test_the_doctor_names_each_failure_and_its_cure(tmp_path: Path) -> None:
     (folder,) = make_swarm(tmp_path, (0,))
     (tmp_path / "0.csv").write_text("a,b,activity\n1,2,walk\n3,4,rest\n")
     (folder.path / "key.pem").chmod(0o644)
-    found = {check.name: check for check in examine(folder.path)}
-    assert found["key"].outcome == "failure"
-    assert "chmod 600" in found["key"].cure
-    assert found["data"].outcome == "failure"
-    assert 'column "c" is missing' in found["data"].text + found["data"].cure
-    assert found["node"].cure == f"start it: dfca node run {folder.path}"
-    assert found["settings"].outcome == "ok"
+    checks = {check.name: check for check in examine(folder.path)}
+    assert checks["key"].outcome == "failure"
+    assert "chmod 600" in checks["key"].cure
+    assert checks["data"].outcome == "failure"
+    assert 'column "c" is missing' in checks["data"].text + checks["data"].cure
+    assert checks["node"].cure == f"start it: dfca node run {folder.path}"
+    assert checks["settings"].outcome == "ok"
 
 
 def test_a_device_whose_data_does_not_fit_does_not_join(tmp_path: Path) -> None:
@@ -242,18 +245,18 @@ def test_all_members_are_listed_as_a_node_knows_them(tmp_path: Path) -> None:
     second.roster.announce(second.identity, ["192.0.2.7:7447"])
     first.roster.merge(second.roster.records())
     links, silent = {ids["node2"]: {"state": "down"}}, {ids["node2"]: 7300.0}
-    found = describe_members(first.roster, first.identity.id, links, silent)
-    assert [(each["name"], each["link"]) for each in found] == [
+    members = describe_members(first.roster, first.identity.id, links, silent)
+    assert [(member["name"], member["link"]) for member in members] == [
         ("node0", "this device"),
         ("node1", "none"),
         ("node2", "down"),
         ("node3", "none"),
     ]
-    assert [each["may_introduce"] for each in found] == [True, False, False, False]
+    assert [member["may_introduce"] for member in members] == [True, False, False, False]
     shown = io.StringIO()
-    Console(file=shown, width=150).print(members_table({"running": True, "members": found}))
+    Console(file=shown, width=150).print(members_table({"running": True, "members": members}))
     rows = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
-    said = (found[1]["announced"] or "")[:16].replace("T", " ")
+    said = (members[1]["announced"] or "")[:16].replace("T", " ")
     assert rows[0] == "member ID link last heard addresses may invite"
     assert rows[1] == f"node0 {ids['node0'][:7]} this device yes"
     assert rows[2] == f"node1 {ids['node1'][:7]} none published its address {said} UTC 192.0.2.7:7447"
@@ -262,7 +265,7 @@ def test_all_members_are_listed_as_a_node_knows_them(tmp_path: Path) -> None:
     first.save_roster()
     stopped = read_members(first.path)
     assert stopped["running"] is False
-    assert [each["announced"] for each in stopped["members"]] == [each["announced"] for each in found]
+    assert [member["announced"] for member in stopped["members"]] == [member["announced"] for member in members]
     shown = io.StringIO()
     Console(file=shown, width=150).print(members_table(stopped))
     assert "the node does not run: it has no links" in shown.getvalue()
@@ -314,20 +317,35 @@ def test_a_recorded_service_replays_from_its_save(tmp_path: Path) -> None:
 
     asyncio.run(life(3))
     asyncio.run(life(8))
-    found = read_recording(tmp_path / "record")
-    assert found.saved is not None
-    assert found.incarnation == 1
-    peer = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation, found.saved)
-    list(drive(peer, found.inputs))
+    recording = read_recording(tmp_path / "record")
+    assert recording.saved is not None
+    assert recording.incarnation == 1
+    peer = Peer(
+        recording.options,
+        Memory(recording.options.size, recording.options.dtype),
+        recording.incarnation,
+        recording.saved,
+    )
+    list(drive(peer, recording.inputs))
     last = folder.store().load()
     assert last is not None
     assert digest_of_save(peer.save()) == digest_of_save(last)
     assert torch.equal(peer.bank, last.bank)  # type: ignore[arg-type]
-    assert len(found.checks) >= 3
-    fresh = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation, found.saved)
-    assert first_difference(found, fresh) is None
-    other = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation + 1, found.saved)
-    assert first_difference(found, other) == min(found.checks)
+    assert len(recording.checks) >= 3
+    fresh = Peer(
+        recording.options,
+        Memory(recording.options.size, recording.options.dtype),
+        recording.incarnation,
+        recording.saved,
+    )
+    assert first_difference(recording, fresh) is None
+    other = Peer(
+        recording.options,
+        Memory(recording.options.size, recording.options.dtype),
+        recording.incarnation + 1,
+        recording.saved,
+    )
+    assert first_difference(recording, other) == min(recording.checks)
 
 
 def test_a_full_disk_is_a_problem_of_the_status_and_training_goes_on(
@@ -444,15 +462,15 @@ def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_p
         return services
 
     services = asyncio.run(scenario())
-    found = [service.status() for service in services]
-    assert [each["state"] for each in found] == ["done"] * 6
-    assert [each["round"] for each in found] == [80] * 6
+    statuses = [service.status() for service in services]
+    assert [status["state"] for status in statuses] == ["done"] * 6
+    assert [status["round"] for status in statuses] == [80] * 6
     assert len({service.node.machine.lineage for service in services}) == 1  # type: ignore[attr-defined]
-    assert [each["clusters"] for each in found] == [2] * 6
-    clusters = [each["cluster"] for each in found]
+    assert [status["clusters"] for status in statuses] == [2] * 6
+    clusters = [status["cluster"] for status in statuses]
     assert clusters[0] != clusters[3]
     assert clusters == [clusters[0]] * 3 + [clusters[3]] * 3
-    assert all(each["accuracy"] > 0.8 for each in found)
+    assert all(status["accuracy"] > 0.8 for status in statuses)
     assert all(service.notes.counts["survey"] > 0 for service in services)
     assert all(service.notes.counts["measured"] == 1 for service in services)
 
@@ -465,10 +483,10 @@ def test_problems_of_a_running_node_reach_the_doctor(tmp_path: Path) -> None:
         running = asyncio.create_task(service.run())
         await until(lambda: (folder.path / "control.json").exists())
         service._problems["test"] = "no model fits; add a second such device"  # a name that the ticks leave alone
-        found = await asyncio.to_thread(lambda: [each for each in examine(folder.path) if each.name == "problem"])
+        problems = await asyncio.to_thread(lambda: [check for check in examine(folder.path) if check.name == "problem"])
         service.stop()
         await running
-        return found
+        return problems
 
-    (found,) = asyncio.run(scenario())
-    assert (found.outcome, found.text, found.cure) == ("warning", "no model fits", "add a second such device")
+    (problem,) = asyncio.run(scenario())
+    assert (problem.outcome, problem.text, problem.cure) == ("warning", "no model fits", "add a second such device")

@@ -43,9 +43,9 @@ def test_everything_comes_back_field_by_field(tmp_path: Path) -> None:
         assert store.load() is None
         store.save(saved)
         again = DiskStore(tmp_path / str(number))
-        found = again.load()
-        assert found is not None
-        assert same(found, saved)
+        loaded = again.load()
+        assert loaded is not None
+        assert same(loaded, saved)
         assert again.warnings == []
 
 
@@ -56,9 +56,9 @@ def test_a_save_of_the_form_before_warmed_up_models_is_read(tmp_path: Path) -> N
     text = json.dumps(facts | {"form": 1})
     old = json.dumps({"__metadata__": {"facts": text, "sha256": digest(text, data)}}).encode()
     (tmp_path / "peer.0.safetensors").write_bytes(len(old).to_bytes(8, "little") + old + data)
-    serial, found = read_save(tmp_path / "peer.0.safetensors")
+    serial, loaded = read_save(tmp_path / "peer.0.safetensors")
     assert serial == 4
-    assert same(found, make_saved())
+    assert same(loaded, make_saved())
 
 
 def test_the_round_of_the_newest_whole_save_is_read_without_its_models(tmp_path: Path) -> None:
@@ -110,12 +110,12 @@ def test_a_damaged_newest_file_gives_the_older_one(tmp_path_factory: Any, data: 
         flip = data.draw(st.integers(1, 255))
         path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
     again = DiskStore(folder)
-    found = again.load()
-    assert found is not None
-    if same(found, make_saved(2)):  # a byte that means nothing: padding, or a name that is not used
+    loaded = again.load()
+    assert loaded is not None
+    if same(loaded, make_saved(2)):  # a byte that means nothing: padding, or a name that is not used
         assert again.warnings == []
     else:
-        assert same(found, make_saved(1))
+        assert same(loaded, make_saved(1))
         assert len(again.warnings) == 1
         assert again.warnings[0].startswith("peer.0.safetensors is passed over: ")
 
@@ -177,10 +177,10 @@ def test_whichever_call_of_the_system_fails_the_old_or_the_new_state_is_there(
             problem = str(error)
     failed = bool(problem)
     assert not failed or ("no space left for the models" in problem and "the node continues by itself" in problem)
-    found = DiskStore(tmp_path).load()
-    assert found is not None
+    loaded = DiskStore(tmp_path).load()
+    assert loaded is not None
     assert failed == (count > number)
-    assert any(same(found, make_saved(round)) for round in ((2, 3) if failed else (3,)))
+    assert any(same(loaded, make_saved(round)) for round in ((2, 3) if failed else (3,)))
     assert not list(tmp_path.glob(".*.tmp"))
     store.save(make_saved(4))  # it saves again once there is room
     assert same(DiskStore(tmp_path).load(), make_saved(4))  # type: ignore[arg-type]
@@ -238,8 +238,8 @@ def test_nothing_leaves_before_what_it_rests_on_is_saved_and_a_full_disk_stops_n
         assert await saving.flush(5)
         assert saving.problem is None
         assert store.rounds == [3]  # the newest is enough; of updates, the newest two
-        assert [(n, type(each).__name__) for n, each in sent[1:]] == [(1, "Hello"), (1, "Update"), (1, "Update")]
-        assert [each.message.round for _, each in sent[2:]] == [2, 3]
+        assert [(n, type(message).__name__) for n, message in sent[1:]] == [(1, "Hello"), (1, "Update"), (1, "Update")]
+        assert [update.message.round for _, update in sent[2:]] == [2, 3]
         thread.shutdown()
 
     asyncio.run(scenario())

@@ -336,9 +336,9 @@ def test_all_that_does_not_fit_is_listed(founded: tuple[Path, NodeConfig, Facts,
     assert check_fits(facts, config, folder) == []
     (folder / "a.csv").unlink()
     other = facts.changed(model=facts.model.changed(size=5))
-    found = check_fits(other, config, folder)
-    assert len(found) == 2
-    assert "does not exist" in found[0]
+    misfits = check_fits(other, config, folder)
+    assert len(misfits) == 2
+    assert "does not exist" in misfits[0]
 
 
 def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
         tmp_path / "kitchen", FOUNDER, Founding(paths[0], "activity", hidden=(16,), agreed={"rounds": 64})
     )  # a guarded election opens more than two clusters, surveys merge them
     configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
-    model, samples = build(facts), [load(each, tmp_path, facts) for each in configs]
+    model, samples = build(facts), [load(device, tmp_path, facts) for device in configs]
     network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
     nodes: dict[int, Node] = {}
     for i, own in enumerate(samples):

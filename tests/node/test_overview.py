@@ -24,9 +24,9 @@ def test_all_members_are_asked_from_one_device(tmp_path: Path) -> None:
     """Two run; the third answers no probe."""
 
     async def run() -> dict:
-        async with attack(tmp_path, honest=2) as found:
-            found.honest[1]._problems["kept"] = "the disk is full; free some space"
-            return await asyncio.get_running_loop().run_in_executor(None, ask_all, found.honest[0].folder.path)
+        async with attack(tmp_path, honest=2) as swarm:
+            swarm.honest[1]._problems["kept"] = "the disk is full; free some space"
+            return await asyncio.get_running_loop().run_in_executor(None, ask_all, swarm.honest[0].folder.path)
 
     answer = asyncio.run(run())
     first, second, villain = answer["members"]

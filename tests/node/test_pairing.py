@@ -128,7 +128,7 @@ def test_a_device_joins(people: list[Identity]) -> None:
         with refused("used"):
             await enter(replace(again, secret=invite.secret), people[2])
         other = await enter(again, people[2], "attic")
-        assert sorted(each.name for each in other.roster.members().values()) == ["attic", "garage", "kitchen"]
+        assert sorted(member.name for member in other.roster.members().values()) == ["attic", "garage", "kitchen"]
         assert home.server.refused == {"used": 1}
 
     at_home(people[0], act)
@@ -163,7 +163,7 @@ def test_facts_that_do_not_fit_make_no_member(people: list[Identity]) -> None:
 def test_only_one_device_per_invite(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         invite = await home.invite()
-        results = await asyncio.gather(*(enter(invite, each) for each in people[1:]), return_exceptions=True)
+        results = await asyncio.gather(*(enter(invite, person) for person in people[1:]), return_exceptions=True)
         assert sum(isinstance(result, Joined) for result in results) == 1
         lost = [result.reason for result in results if isinstance(result, PairingError)]
         assert len(lost) == 2

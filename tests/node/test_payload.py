@@ -34,10 +34,10 @@ def expect(model: Tensor, **rest: Any) -> Expect:
 
 
 def refusal(call: Any, *given: Any, **named: Any) -> str:
-    with pytest.raises(Refused) as found:
+    with pytest.raises(Refused) as refused:
         call(*given, **named)
-    assert found.value.reason in REASONS
-    return found.value.reason
+    assert refused.value.reason in REASONS
+    return refused.value.reason
 
 
 # Exact.
@@ -48,9 +48,9 @@ def refusal(call: Any, *given: Any, **named: Any) -> str:
 def test_float32_is_exact(numbers: np.ndarray, compress: bool) -> None:
     model = torch.from_numpy(numbers)
     data = pack(model, "float32", compress)
-    found = unpack(data, expect(model, encoding="float32", digest=payload.name(data)))
-    assert found.shape == model.shape
-    assert found.numpy().tobytes() == numbers.tobytes()
+    unpacked = unpack(data, expect(model, encoding="float32", digest=payload.name(data)))
+    assert unpacked.shape == model.shape
+    assert unpacked.numpy().tobytes() == numbers.tobytes()
     assert len(data) <= payload.most_bytes(expect(model))
 
 
@@ -58,8 +58,8 @@ def test_float32_is_exact(numbers: np.ndarray, compress: bool) -> None:
 @given(numbers=arrays(np.float64, SHAPES, elements=FINITE64), compress=st.booleans())
 def test_float64_is_exact(numbers: np.ndarray, compress: bool) -> None:
     model = torch.from_numpy(numbers)
-    found = unpack(pack(model, "float64", compress), expect(model))
-    assert found.numpy().tobytes() == numbers.tobytes()
+    unpacked = unpack(pack(model, "float64", compress), expect(model))
+    assert unpacked.numpy().tobytes() == numbers.tobytes()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -73,10 +73,10 @@ def test_the_same_numbers_make_the_same_bytes(encoding: str, shape: tuple[int, .
 
 def test_an_array_is_read_like_bytes_and_the_result_of_bytes_is_its_own() -> None:
     data = bytearray(pack(ONE))
-    found, read = unpack(data, expect(ONE)), unpack(np.frombuffer(bytes(data), np.uint8).copy(), expect(ONE))
+    copied, read = unpack(data, expect(ONE)), unpack(np.frombuffer(bytes(data), np.uint8).copy(), expect(ONE))
     data[:] = bytes(len(data))
-    found += 1
-    assert torch.equal(found, ONE + 1)
+    copied += 1
+    assert torch.equal(copied, ONE + 1)
     assert torch.equal(read, ONE)
 
 
@@ -94,8 +94,8 @@ def test_other_programs_read_it_and_are_read() -> None:
 @given(numbers=arrays(np.float32, SHAPES, elements=st.floats(-(2.0**100), 2.0**100, width=32)))
 def test_bf16_is_the_nearest(numbers: np.ndarray) -> None:
     model = torch.from_numpy(numbers)
-    found = unpack(pack(model, "bf16"), expect(model))
-    assert torch.equal(found, model.bfloat16().float())
+    unpacked = unpack(pack(model, "bf16"), expect(model))
+    assert torch.equal(unpacked, model.bfloat16().float())
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,12 +108,12 @@ def test_int8_is_within_half_a_step_of_its_block(numbers: np.ndarray, tail: int)
     model = torch.from_numpy(numbers)
     size = model.shape[-1]
     tail = min(tail, size)
-    found = unpack(pack(model, "int8", tail=tail), expect(model))
-    assert torch.equal(found[..., size - tail :], model[..., size - tail :])
+    unpacked = unpack(pack(model, "int8", tail=tail), expect(model))
+    assert torch.equal(unpacked[..., size - tail :], model[..., size - tail :])
     for start in range(0, size - tail, BLOCK):
         block = slice(start, min(start + BLOCK, size - tail))
         step = model[..., block].abs().amax(dim=-1, keepdim=True) / 127
-        assert bool(((found - model)[..., block].abs() <= step * 0.50001 + 1e-44).all())
+        assert bool(((unpacked - model)[..., block].abs() <= step * 0.50001 + 1e-44).all())
 
 
 @pytest.mark.parametrize("encoding", ["bf16", "int8"])

@@ -138,15 +138,15 @@ def test_a_status_says_what_was_picked_and_what_came_of_it(tmp_path: Path) -> No
     peer = Peer(options, Memory(options.size, options.dtype), 1)
     assert describe_personal(peer, work) is None
     peer = Peer(options, Memory(options.size, options.dtype), 1, saved)
-    found = describe_personal(peer, work)
-    assert found == {"steps": 5, "round": 3, "samples": 20, "losses": [1.0, 0.0], "sweeps": 0}
+    described = describe_personal(peer, work)
+    assert described == {"steps": 5, "round": 3, "samples": 20, "losses": [1.0, 0.0], "sweeps": 0}
     work.run(Personalise(5), bank)
-    found = describe_personal(peer, work)
-    assert found is not None
-    assert 0 <= found["accuracy"] <= 1
+    described = describe_personal(peer, work)
+    assert described is not None
+    assert 0 <= described["accuracy"] <= 1
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(status_table({"personal": found, "bytes_in": 0, "bytes_out": 0}))
+        console.print(status_table({"personal": described, "bytes_in": 0, "bytes_out": 0}))
     assert "5 steps before the model is used, loss 1 -> 0 on 20 held-out samples, then accuracy" in shown.get()
     keep(folder, bank, best=0)
     nothing = describe_personal(Peer(options, Memory(options.size, options.dtype), 1, folder.store().load()), work)

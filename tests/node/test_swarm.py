@@ -62,8 +62,8 @@ def test_a_swarm_in_memory_finds_the_clusters_and_leaves_a_run_folder(tmp_path: 
     assert (row["finished"], row["lineages"], row["nodes"], row["kills"]) == (True, 1, "memory", 0)
     assert row["cluster_accuracy"] == 1
     assert shown[0] == 8
-    found = load_run(out)  # rows and metrics agree
-    assert found.metrics[-1]["round"] == 12
+    stored = load_run(out)  # rows and metrics agree
+    assert stored.metrics[-1]["round"] == 12
     assert len(json.loads((out / "nodes.json").read_text())) == 8
     simulated = run(experiment(), tmp_path / "simulated")["runs"][0]
     assert abs(row["accuracy"] - simulated["accuracy"]) < 0.1
@@ -83,8 +83,8 @@ def test_a_swarm_whose_killed_nodes_start_slowly_ends(tmp_path: Path, monkeypatc
 
         async def status(self) -> list[NodeStatus]:
             self.down = {client: looks - 1 for client, looks in self.down.items() if looks}
-            found = await super().status()
-            return [each._replace(state="down") if i in self.down else each for i, each in enumerate(found)]
+            statuses = await super().status()
+            return [one._replace(state="down") if i in self.down else one for i, one in enumerate(statuses)]
 
     monkeypatch.setattr("dfca.swarm.memory.MemoryFleet", SlowToStart)
     monkeypatch.setattr("dfca.swarm.run.POLL_S", 0.05)

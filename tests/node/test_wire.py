@@ -102,11 +102,11 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
         fields |= {"attempt": st.integers(0, 2**32), "decided": st.integers(0, 2**14)}
     if kind is Turn:
         accepted = st.builds(
-            Turn, fields["candidate"].filter(lambda each: each is not None), st.just(True), fields["slot"]
+            Turn, fields["candidate"].filter(lambda candidate: candidate is not None), st.just(True), fields["slot"]
         )
         return accepted | st.builds(Turn, fields["candidate"], st.just(False), st.just(-1))
     if kind is messages.Call:
-        lost = st.lists(st.integers(0, 9), max_size=3, unique=True).map(lambda each: tuple(sorted(each)))
+        lost = st.lists(st.integers(0, 9), max_size=3, unique=True).map(lambda clients: tuple(sorted(clients)))
         return st.builds(messages.Call, lost, st.integers(10, 4096), lost, st.booleans())
     if kind is Merge:
         slots = st.integers(0, 4095)
@@ -115,7 +115,7 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
         return st.integers(1, 3).flatmap(partial(any_sums, kind))
     if kind is messages.Question:
         pairs = st.lists(st.tuples(st.integers(0, 2**20), st.integers(-1, 99)), max_size=3)
-        columns = pairs.map(lambda each: (tuple(a for a, _ in each), tuple(b for _, b in each)))
+        columns = pairs.map(lambda rows: (tuple(a for a, _ in rows), tuple(b for _, b in rows)))
         return st.builds(lambda key, asked: messages.Question(key, *asked), fields["key"], columns)
     if kind is Count:
         fields |= {"size": st.integers(2**19, 2**20), "ready": st.integers(0, 2**19)}
@@ -134,7 +134,7 @@ def any_sums(kind: type, k: int) -> st.SearchStrategy[Any]:
     def of(low: int, high: int, items: int = k) -> st.SearchStrategy[tuple[int, ...]]:
         return st.lists(st.integers(low, high), min_size=items, max_size=items).map(tuple)
 
-    slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda each: tuple(sorted(each)))
+    slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda drawn: tuple(sorted(drawn)))
     large = partial(of, -(2**127), 2**127 - 1)
     if kind is Poll:
         return st.builds(Poll, slots, of(9, 2**20), of(0, 2**53), of(0, 9), of(0, 9), large(k * k))
@@ -155,7 +155,7 @@ def bits(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return type(value), [bits(getattr(value, field.name)) for field in dataclasses.fields(value)]
     if isinstance(value, tuple):
-        return type(value), [bits(each) for each in value]
+        return type(value), [bits(item) for item in value]
     return type(value), struct.pack("d", value) if type(value) is float else value
 
 
@@ -240,10 +240,10 @@ def test_a_field_that_wire_proto_lacks_is_an_error() -> None:
 
 
 def refusal(call: Any, *given: Any) -> str:
-    with pytest.raises(Refused) as found:
+    with pytest.raises(Refused) as refused:
         call(*given)
-    assert found.value.reason in REASONS
-    return found.value.reason
+    assert refused.value.reason in REASONS
+    return refused.value.reason
 
 
 def entry(slots: tuple[int, ...] = (0,)) -> pb.Entry:
@@ -384,9 +384,9 @@ def test_chunks_make_up_the_payload() -> None:
     whole = bytes(range(256)) * 10
     got, at = b"", 0
     while at < len(whole):
-        found = frames.parse_chunk(write_chunk(memoryview(whole), at, 1000))
-        assert found.offset == at
-        got, at = got + found.data, at + len(found.data)
+        chunk = frames.parse_chunk(write_chunk(memoryview(whole), at, 1000))
+        assert chunk.offset == at
+        got, at = got + chunk.data, at + len(chunk.data)
     assert got == whole
     assert refusal(frames.parse_chunk, write_chunk(memoryview(whole), len(whole), 1000)) == "field"
     assert refusal(frames.parse_chunk, pb.Chunk(data=bytes(2**21)).SerializeToString()) == "too_large"

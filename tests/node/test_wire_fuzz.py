@@ -40,12 +40,12 @@ def take_frame(data: bytes) -> Any:
 
 def take_payload(data: bytes, rows: int | None) -> Tensor:
     """Read a payload whose digest nobody checks: the worst case, a member that lies."""
-    found = payload.unpack(data, payload.Expect(P, rows=rows, reference_norm=1.0))
-    assert found.shape == ((P,) if rows is None else (rows, P))
-    assert found.dtype == torch.float32
-    assert bool(torch.isfinite(found).all())
-    assert float(found.norm(dim=-1).max()) <= payload.NORM_FACTOR * 1.001
-    return found
+    model = payload.unpack(data, payload.Expect(P, rows=rows, reference_norm=1.0))
+    assert model.shape == ((P,) if rows is None else (rows, P))
+    assert model.dtype == torch.float32
+    assert bool(torch.isfinite(model).all())
+    assert float(model.norm(dim=-1).max()) <= payload.NORM_FACTOR * 1.001
+    return model
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:

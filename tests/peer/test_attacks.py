@@ -38,8 +38,8 @@ def resident_mb() -> float:
 
 def let_it_talk(run: Attack) -> None:
     """Take away what keeps the villain out, so that everything it says is read."""
-    for each in run.honest:
-        transport: Any = each.transport
+    for service in run.honest:
+        transport: Any = service.transport
         transport._local.penalties.punish = lambda member, now: None
         transport._service._calls.clear()
         for link in transport._neighbours.links.values():
@@ -86,14 +86,14 @@ def roster_noise() -> list[bytes]:
 
 def announcements(number: int, size: int) -> list[bytes]:
     """Make announcements of models that will never be served."""
-    found = []
+    frames = []
     for cluster in range(4):
         update = m.Update(Message(number, cluster, 2**30, 2, torch.zeros(size)), 4)
         announce = pb.Announce(
             number=1 + cluster, message=codec.encode(update)[0], name=os.urandom(32), size=1000, encoding=1
         )
-        found.append(serialize(pb.Frame(announce=announce)))
-    return found
+        frames.append(serialize(pb.Frame(announce=announce)))
+    return frames
 
 
 async def pester(
@@ -129,7 +129,7 @@ def test_a_member_that_lies_does_not_stop_or_slow_the_others(tmp_path: Path) -> 
                 yield
                 active.clear()
 
-            tasks = [asyncio.create_task(pester(run, each, lie, 0.2, active)) for each in run.honest]
+            tasks = [asyncio.create_task(pester(run, service, lie, 0.2, active)) for service in run.honest]
             async with pests():
                 await asyncio.sleep(0.5)
             before = resident_mb()
@@ -141,11 +141,11 @@ def test_a_member_that_lies_does_not_stop_or_slow_the_others(tmp_path: Path) -> 
             assert run.errors == []
             assert slowdown[-1] < 2
             assert resident_mb() - before < 40
-            lineages = {each.node.machine.lineage for each in run.honest}  # type: ignore[attr-defined]
+            lineages = {service.node.machine.lineage for service in run.honest}  # type: ignore[attr-defined]
             assert len(lineages) == 1
-            for each in run.honest:
-                assert each.node.machine.bank is not None
-                assert bool(torch.isfinite(each.node.machine.bank).all())
+            for service in run.honest:
+                assert service.node.machine.bank is not None
+                assert bool(torch.isfinite(service.node.machine.bank).all())
 
     asyncio.run(go())
 
@@ -226,15 +226,15 @@ def test_kill_9_twenty_times_at_random_moments_of_a_swarm(tmp_path: Path) -> Non
             assert bool(torch.isfinite(saved.bank).all())
             running[victim] = start(paths[victim])
         rounds = [folder.store().load().round for folder in folders]  # type: ignore[union-attr]
-        found = [
+        statuses = [
             wait_for_round(path, process, least + 2)
             for path, process, least in zip(paths, running, rounds, strict=True)
         ]
-        assert len({each["clusters"] for each in found}) == 1
+        assert len({status["clusters"] for status in statuses}) == 1
     finally:
-        for each in running:
-            each.kill()
-            each.communicate()
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 def test_a_control_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

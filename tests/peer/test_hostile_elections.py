@@ -40,9 +40,9 @@ class Hostile:
         if not isinstance(message, m.ELECTION):
             send(to, message)
             return
-        for each in getattr(self, f"_{self.kind}")(to, message):
-            self.done += each is not message
-            send(to, each)
+        for sent in getattr(self, f"_{self.kind}")(to, message):
+            self.done += sent is not message
+            send(to, sent)
 
     def _silent(self, to: int, message: Any) -> list[Any]:
         self.done += 1

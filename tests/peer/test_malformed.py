@@ -186,7 +186,7 @@ def test_experiment_files_that_are_no_experiment(tmp_path: Path, text: str) -> N
 
 @many
 @given(
-    key=st.sampled_from([each.name for each in reference()]),
+    key=st.sampled_from([field.name for field in reference()]),
     value=st.one_of(
         JUNK.map(str),
         st.sampled_from(["nan", "-inf", "[]", "{}", "[[1]]", '""', "'", "[1,", "1979-05-27", "=", "0x1F", "[" * 500]),
@@ -247,13 +247,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     path = folder / "checkpoint" / "local-0" / f"round-000002{suffix}"
     original = path.read_bytes()
     path.write_bytes(change(original))
-    found, warnings = store.latest(trial)
-    assert found is not None
+    latest, warnings = store.latest(trial)
+    assert latest is not None
     if path.read_bytes() == original:
-        assert found.round == 2
+        assert latest.round == 2
     else:
-        assert (found.round, len(warnings)) == (1, 1)
-        assert torch.equal(found.tensors["bank"], torch.full((2, 3), 1.0))
+        assert (latest.round, len(warnings)) == (1, 1)
+        assert torch.equal(latest.tensors["bank"], torch.full((2, 3), 1.0))
 
 
 # --- repair

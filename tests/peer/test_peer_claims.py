@@ -40,7 +40,7 @@ def test_a_root_counts_no_more_voters_than_there_are() -> None:
         for kid in (2, 3):
             root.receive(kid, Count(root.key, 1000, 1000), 0.1)
         assert root.voters == voters
-        assert [each.voters for _, each in root.out if isinstance(each, Open)] == [voters] * 2
+        assert [message.voters for _, message in root.out if isinstance(message, Open)] == [voters] * 2
 
 
 def test_a_child_hands_on_no_more_than_there_are() -> None:
@@ -48,7 +48,7 @@ def test_a_child_hands_on_no_more_than_there_are() -> None:
     key = Key(5, 0, 2**60, 2, 0)
     child._enter(key, 2, None, 0.0)
     child.receive(3, Count(key, 1000, 7), 0.1)
-    assert [(each.size, each.ready) for _, each in child.out if isinstance(each, Count)] == [(3, 3)]
+    assert [(message.size, message.ready) for _, message in child.out if isinstance(message, Count)] == [(3, 3)]
     child.receive(2, Open(key, 4, ()), 0.2)
     assert not child.opened
     child.receive(2, Open(key, 3, ()), 0.2)
@@ -94,10 +94,10 @@ def test_a_loss_that_a_model_trained_alone_reached_is_nothing_to_compare_with() 
 
 def test_a_cluster_is_not_lost_to_a_peer_that_is_cut_off_or_knows_better() -> None:
     cut_off, alone, knows = DriftDetector(), DriftDetector(), DriftDetector()
-    for each in (cut_off, alone, knows):
-        each.grow(2)
-        each.learn((5, 5), 99)
-        each.end_round(2)
+    for peer in (cut_off, alone, knows):
+        peer.grow(2)
+        peer.learn((5, 5), 99)
+        peer.end_round(2)
     for round in range(6, 6 + ROUNDS):
         cut_off.end_round(2, informed=False)
         alone.newest[1] = knows.newest[0] = knows.newest[1] = round

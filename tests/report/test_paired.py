@@ -44,21 +44,21 @@ def test_tails_agree_with_numerical_integration() -> None:
 
 def test_an_interval_by_hand() -> None:
     # d = 1, 2, 3: mean 2, s = 1, t(2) = 4.303, half = 4.303 / sqrt(3) = 2.484; t = 2 sqrt(3) = 3.464, p = 0.0742
-    found = paired.paired([1.0, 2.0, 3.0])
-    assert (found.mean, found.pairs) == (2.0, 3)
-    assert found.half == pytest.approx(2.484, abs=1e-3)
-    assert found.p == pytest.approx(0.0742, abs=1e-4)
+    interval = paired.paired([1.0, 2.0, 3.0])
+    assert (interval.mean, interval.pairs) == (2.0, 3)
+    assert interval.half == pytest.approx(2.484, abs=1e-3)
+    assert interval.p == pytest.approx(0.0742, abs=1e-4)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=12), st.floats(-3, 3))
 @settings(max_examples=60, deadline=None)
 def test_an_interval_has_zero_inside_where_the_test_does_not_reject(values: list[float], shift: float) -> None:
-    found = paired.paired([value + shift for value in values])
-    assert found.p is not None
+    interval = paired.paired([value + shift for value in values])
+    assert interval.p is not None
     flipped = paired.paired([-value - shift for value in values])
-    assert (flipped.mean, flipped.half, flipped.p) == (-found.mean, found.half, found.p)
-    if found.half is not None and found.half > 1e-6 and abs(abs(found.mean) - found.half) > 1e-9:
-        assert (abs(found.mean) > found.half) == (found.p < paired.LEVEL)
+    assert (flipped.mean, flipped.half, flipped.p) == (-interval.mean, interval.half, interval.p)
+    if interval.half is not None and interval.half > 1e-6 and abs(abs(interval.mean) - interval.half) > 1e-9:
+        assert (abs(interval.mean) > interval.half) == (interval.p < paired.LEVEL)
 
 
 def sign_flip(differences: list[float]) -> float:
@@ -90,9 +90,9 @@ def test_intervals_cover_the_truth_in_95_of_100_worlds() -> None:
     draws = 2000
     hits = 0
     for _ in range(draws):
-        found = paired.paired([0.3 + random_.gauss(0, 1) for _ in range(5)])
-        assert found.half is not None
-        hits += abs(found.mean - 0.3) <= found.half
+        interval = paired.paired([0.3 + random_.gauss(0, 1) for _ in range(5)])
+        assert interval.half is not None
+        hits += abs(interval.mean - 0.3) <= interval.half
     assert hits / draws == pytest.approx(0.95, abs=0.015)
 
 
@@ -111,9 +111,9 @@ def test_pairing_cancels_what_the_seed_does() -> None:
     seeds = {0: 0.10, 1: 0.50, 2: 0.90, 3: 0.30, 4: 0.70}
     jitter = {0: 0.001, 1: -0.001, 2: 0.0, 3: 0.002, 4: -0.002}
     scores = {"dfca-auto": {s: v + 0.02 + jitter[s] for s, v in seeds.items()}, "other": seeds}
-    found = paired.compare(scores, "dfca-auto")["other"]
-    assert found.verdict == "worse", "2 points with a spread over seeds of 32 points"
-    assert found.difference.mean == pytest.approx(-0.02)
+    compared = paired.compare(scores, "dfca-auto")["other"]
+    assert compared.verdict == "worse", "2 points with a spread over seeds of 32 points"
+    assert compared.difference.mean == pytest.approx(-0.02)
     assert paired.compare(scores, "dfca-auto", higher_is_better=False)["other"].verdict == "better"
 
 
@@ -144,11 +144,11 @@ def test_the_line_says_which_differences_are_beyond_chance() -> None:
         "oracle": {s: v + 0.05 + wobble[s] for s, v in base.items()},
         "ifca": {s: v + 10 * wobble[s] for s, v in base.items()},
     }
-    found = paired.compare(scores, "dfca-auto")
-    assert paired.verdict_line("dfca-auto", found, {"local": " ‡"}) == (
+    compared = paired.compare(scores, "dfca-auto")
+    assert paired.verdict_line("dfca-auto", compared, {"local": " ‡"}) == (
         "† beyond chance: worse than dfca-auto: local ‡; better than dfca-auto: oracle; within chance: ifca"
     )
-    one = paired.compare({name: {0: each[0]} for name, each in scores.items()}, "dfca-auto")
+    one = paired.compare({name: {0: by_seed[0]} for name, by_seed in scores.items()}, "dfca-auto")
     assert paired.verdict_line("dfca-auto", one) is None
     assert "one seed: no interval" in paired.explanation("dfca-auto", one.values(), "accuracy", True)[0]
-    assert "which is worse" in paired.explanation("dfca-auto", found.values(), "RMSE", False)[0]
+    assert "which is worse" in paired.explanation("dfca-auto", compared.values(), "RMSE", False)[0]

@@ -58,9 +58,9 @@ def test_every_published_number_belongs_to_a_cell_of_its_preset(name: str) -> No
     for scale in ("paper", "desk"):
         points = load_experiment(name, scale).points
         for point in points:
-            found = published.published(name, point.at or {})
-            assert set(found) <= set(point.config.algorithms)
-            assert {"dfca-gi", "dfca-li", "ifca"} <= set(found)
+            cells = published.published(name, point.at or {})
+            assert set(cells) <= set(point.config.algorithms)
+            assert {"dfca-gi", "dfca-li", "ifca"} <= set(cells)
 
 
 @pytest.mark.parametrize(

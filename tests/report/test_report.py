@@ -189,7 +189,7 @@ def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
 
     def scored(name: str, scores: list[float]) -> list[dict[str, Any]]:
         made = seeds_of(name, [0.0] * len(scores), metric=facts)
-        return [{**each, "rmse": score, "all_models_rmse": score} for each, score in zip(made, scores, strict=True)]
+        return [{**line, "rmse": score, "all_models_rmse": score} for line, score in zip(made, scores, strict=True)]
 
     summary = {"clients": 4, "runs": [*scored("dfca-auto", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
     text = formats.markdown(report_of(summary))
@@ -201,14 +201,14 @@ def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
 def test_of_a_sweep_every_point_has_its_comparisons() -> None:
     points = [point({"clients": number}) for number in (12, 24)]
     runs = []
-    for each, gap in zip(points, (0.1, 0.0), strict=True):
+    for swept, gap in zip(points, (0.1, 0.0), strict=True):
         for name, off in (("dfca-auto", 0.0), ("ifca", gap)):
             scores = [0.9 - off, 0.8 - 1.1 * off, 0.85 - 0.9 * off]
-            runs += seeds_of(name, scores, digest=each["digest"], cluster_accuracy=1.0)
+            runs += seeds_of(name, scores, digest=swept["digest"], cluster_accuracy=1.0)
     summary = {"experiment": "swept", "scale": "desk", "points": points, "runs": runs}
     table = tables.result_tables(report_of(summary))[1]
     assert (table.title, table.columns) == ("accuracy %: minus dfca-auto ± 95 %", ["clients", "ifca"])
-    assert [[cell.text for cell in each] for each in table.rows] == [["12", "−10.0 ± 3.6†"], ["24", "0.0 ± 0.0"]]
+    assert [[cell.text for cell in cells] for cells in table.rows] == [["12", "−10.0 ± 3.6†"], ["24", "0.0 ± 0.0"]]
     assert "worse than dfca-auto: ifca at 1 of 2 points; all else is within chance" in "\n".join(
         tables.notes(report_of(summary))
     )
@@ -245,8 +245,8 @@ def point(at: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def sweep_summary(*points: dict[str, Any]) -> dict[str, Any]:
     runs = [
-        row(name, seed, accuracy, cluster_accuracy=1.0 - 0.5 * seed, models=2, live_clusters=2, digest=each["digest"])
-        for each in points
+        row(name, seed, accuracy, cluster_accuracy=1.0 - 0.5 * seed, models=2, live_clusters=2, digest=swept["digest"])
+        for swept in points
         for name, accuracy in (("dfca-auto", 0.9), ("ifca", 0.8))
         for seed in (0, 1)
     ]
@@ -282,7 +282,7 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
 def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
     (table,) = tables.result_tables(report_of(TWO_KEYS))
     assert table.columns[:4] == ["topology.p", "topology.\nname", "share", "algorithm"]
-    texts = [[cell.text for cell in each][:4] for each in table.rows]
+    texts = [[cell.text for cell in cells][:4] for cells in table.rows]
     assert texts == [
         ["0.1", "", "all", "dfca-auto"],
         ["", "", "", "ifca"],
@@ -290,7 +290,7 @@ def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
         ["", "", "", "ifca"],
     ]
     k = table.columns.index("k found")
-    assert [[cell.text for cell in each][k : k + 2] for each in table.rows][2:] == [["2", "2 of 2"], ["–", "–"]]
+    assert [[cell.text for cell in cells][k : k + 2] for cells in table.rows][2:] == [["2", "2 of 2"], ["–", "–"]]
 
 
 @pytest.mark.parametrize("width", [100, 80, 70])
@@ -753,11 +753,11 @@ def test_a_sweep_in_short() -> None:
     points = [point({"rate": rate}, algorithms=["a", "b", "ifca"]) for rate in (1, 2)]
     runs = [*trials(1, "a", 0.5), *trials(1, "b", 0.6), *trials(2, "a", 0.9), *trials(2, "b", 0.8)]
     report = report_of({"points": points, "runs": [*runs, *trials(2, "ifca", 0.99)]})
-    found = findings.sweep_findings(report.rows, ["rate"])
-    assert (found["winner"].algorithm, found["winner"].label) == ("a", "rate=2"), "a server is no rival"
-    assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
-    assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55), 2)]
-    assert found["missed"] == [("b", 2, 6)]
+    told = findings.sweep_findings(report.rows, ["rate"])
+    assert (told["winner"].algorithm, told["winner"].label) == ("a", "rate=2"), "a server is no rival"
+    assert sorted(told["wins"]) == [("a", 1), ("b", 1)]
+    assert told["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55), 2)]
+    assert told["missed"] == [("b", 2, 6)]
 
 
 def test_columns_are_chosen_by_name_in_every_format() -> None:

@@ -124,8 +124,8 @@ def test_a_file_of_results_gives_the_same_pictures(virtual_point_folder: Path, t
     kept = report_of(tmp_path / "kept.json")
 
     def pictures(results: VirtualResults) -> list[tuple[str, ...]]:
-        drawn = [each for section in virtual_drawings(results).values() for each in section]
-        return [(each.name, each.caption, each.title, to_svg(each.figure)) for each in drawn]
+        drawn = [drawing for section in virtual_drawings(results).values() for drawing in section]
+        return [(drawing.name, drawing.caption, drawing.title, to_svg(drawing.figure)) for drawing in drawn]
 
     assert pictures(VirtualResults.of(kept.run)) == pictures(VirtualResults.of(report.run))
     assert all_tables(kept)[-1] == all_tables(report)[-1]

@@ -40,8 +40,8 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def read(file: LinesFile) -> tuple[bool, list[dict[str, Any]]]:
-    found = os.stat(file.path)
-    return file.poll(found.st_size, found.st_ino)
+    entry = os.stat(file.path)
+    return file.poll(entry.st_size, entry.st_ino)
 
 
 # --- files
@@ -107,7 +107,7 @@ def test_switches_and_absences_are_told_as_they_happen() -> None:
     trial.add(line(5, [0, 0, 1, 1], away_clients=[]))
     trial.add(line(10, [0, 1, 1, 1], away_clients=[2, 3]))
     trial.add(line(15, [0, 1, 1, 1], away_clients=[3]))
-    assert [(each["when"], each["what"]) for each in trial.log] == [
+    assert [(event["when"], event["what"]) for event in trial.log] == [
         ("round 10", "1 client switched: 1 (0→1)"),
         ("round 10", "2 clients left: 2, 3"),
         ("round 15", "1 client came back: 2"),
@@ -124,7 +124,7 @@ def test_a_lost_cluster_raises_the_alarm_until_somebody_uses_it_again() -> None:
     assert trial.alarm() == "dfca-auto, seed 0: only 1 of 2 clusters have clients since round 10; nobody uses 1"
     trial.add(line(20, [0, 0, 0, 1]))
     assert trial.alarm() == ""
-    assert [each["kind"] for each in trial.log if each["kind"] != "switch"] == ["lost", "found"]
+    assert [event["kind"] for event in trial.log if event["kind"] != "switch"] == ["lost", "found"]
 
 
 def test_algorithms_with_one_model_and_peers_without_models_lose_no_cluster() -> None:
@@ -140,7 +140,7 @@ def test_neither_a_first_model_is_a_switch_nor_a_cluster_of_unseen_clients_lost(
     trial.add(line(10, [1, 1], cluster_accuracy=None))
     trial.add(line(15, [1, 0], cluster_accuracy=None))
     trial.add(line(20, [0, 0], cluster_accuracy=None))
-    assert [each["what"] for each in trial.log] == [
+    assert [event["what"] for event in trial.log] == [
         "1 client switched: garage (1→0)",
         "1 client switched: kitchen (1→0)",
     ]
@@ -279,9 +279,9 @@ def test_a_sweep_has_points_and_trials_that_are_no_longer_asked_for_are_left_out
     assert page["trials"][f"dfca-auto/0/{'a' * 12}"]["x"] == [5]
     graph = {"facts": {"nodes": 4}, "edges": [[0, 1]], "clusters": None, "digest": "a" * 20}
     folder.write("topology.json", {"p=a/0": graph, "p=b/0": graph | {"digest": "b" * 20, "edges": []}})
-    found = source.graph(f"dfca-auto/0/{'a' * 12}")
-    assert found is not None
-    assert found["edges"] == [[0, 1]]
+    first = source.graph(f"dfca-auto/0/{'a' * 12}")
+    assert first is not None
+    assert first["edges"] == [[0, 1]]
 
 
 @pytest.mark.parametrize("name", ["rounds", "virtual"])
@@ -394,18 +394,18 @@ def test_graphs_are_placed_alike_every_time_and_bad_edges_are_dropped() -> None:
         "seed": 3,
         "topology": "",
     }
-    found = drawn(graph)
-    assert found["edges"] == [0, 1, 2, 3]
-    assert len(found["positions"]) == 8
-    assert all(-1000 <= position <= 1000 for position in found["positions"])
-    assert drawn(dict(graph))["positions"] == found["positions"]
+    placed = drawn(graph)
+    assert placed["edges"] == [0, 1, 2, 3]
+    assert len(placed["positions"]) == 8
+    assert all(-1000 <= position <= 1000 for position in placed["positions"])
+    assert drawn(dict(graph))["positions"] == placed["positions"]
 
 
 def test_a_dense_graph_is_drawn_with_a_part_of_its_edges() -> None:
     edges = [[i, j] for i in range(240) for j in range(i)]
-    found = drawn({"nodes": 240, "edges": edges, "clusters": None, "seed": 0, "topology": "complete"})
-    assert found["all_edges"] == len(edges)
-    assert len(found["edges"]) <= 2 * MOST_EDGES
+    placed = drawn({"nodes": 240, "edges": edges, "clusters": None, "seed": 0, "topology": "complete"})
+    assert placed["all_edges"] == len(edges)
+    assert len(placed["edges"]) <= 2 * MOST_EDGES
 
 
 def test_lines_look_as_in_reports() -> None:
@@ -413,11 +413,11 @@ def test_lines_look_as_in_reports() -> None:
     names = ["dfca-auto", "ifca", "local", "oracle", "my-own"]
     kinds = {name: kind_of(name) for name in names}
     style = plots.styles(names, {n: k.via for n, k in kinds.items()}, {n: k.informed for n, k in kinds.items()})
-    found = colours_of(names)["algorithms"]
-    assert {name: each["colour"] for name, each in found.items()} == {name: each.colour for name, each in style.items()}
+    sent = colours_of(names)["algorithms"]
+    assert {name: look["colour"] for name, look in sent.items()} == {name: look.colour for name, look in style.items()}
     dashes = {"-": "", "--": "6 4", ":": "2 3", "-.": "7 3 2 3"}
-    assert {name: each["dash"] for name, each in found.items()} == {
-        name: dashes[each.dash] for name, each in style.items()
+    assert {name: look["dash"] for name, look in sent.items()} == {
+        name: dashes[look.dash] for name, look in style.items()
     }
 
 
@@ -445,6 +445,6 @@ def test_the_command_explains_what_it_wants(tmp_path: Path, folder: Folder) -> N
         RunSource(tmp_path / "nothing")
     with pytest.raises(RunError, match=r"it has no config\.toml"):
         RunSource(tmp_path)
-    found = command.invoke(app, ["watch", str(folder.path), "--terminal"])
-    assert found.exit_code == 0
-    assert "running, 0 of 2 trials finished" in found.stdout
+    result = command.invoke(app, ["watch", str(folder.path), "--terminal"])
+    assert result.exit_code == 0
+    assert "running, 0 of 2 trials finished" in result.stdout

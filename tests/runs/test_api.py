@@ -124,9 +124,9 @@ def test_a_comparison_has_differences_paired_by_seed() -> None:
     assert row["high"] - row["mean"] == pytest.approx(6.2053 * np.std(by_hand, ddof=1) / np.sqrt(3), rel=1e-4)
     assert (row["to"], row["seeds"]) == ("dfca-auto", 3)
     text, html = repr(comparison), comparison._repr_html_()
-    for each in (text, html):
-        assert "paired by seed" in each
-        assert "adjusted for the 2 comparisons of this table" in each
+    for table in (text, html):
+        assert "paired by seed" in table
+        assert "adjusted for the 2 comparisons of this table" in table
     alone = quick(["dfca-auto", slow], seed=[3])
     assert "one seed: no interval" in repr(alone)
     assert "†" not in repr(alone)
@@ -176,7 +176,7 @@ def test_data_may_depend_on_the_seed() -> None:
 
 
 def test_virtual_time_by_name_table_or_world() -> None:
-    named, table, world = (quick(world=each, rounds=3) for each in ("ideal", {"preset": "ideal"}, World()))
+    named, table, world = (quick(world=given, rounds=3) for given in ("ideal", {"preset": "ideal"}, World()))
     assert torch.equal(named.banks, table.banks)
     assert torch.equal(named.banks, world.banks)
     rounds = quick(rounds=3, aggregation="sequential")
@@ -193,12 +193,14 @@ def test_what_may_be_wrong_is_warned_of_once() -> None:
     lonely.add_node(5)
     with pytest.warns(dfca.DfcaWarning) as caught:
         quick(topology=lonely, rounds=4)
-    texts = [str(each.message) for each in caught]
+    texts = [str(warning.message) for warning in caught]
     assert texts == [
         "1 of 6 clients have no neighbours (first: 5) and learn alone",
         "the graph has 2 components; models cannot pass between them",
     ]
-    assert {each.filename for each in caught} == {__file__.replace("\\", "/")}, "the line of the user's call is named"
+    assert {warning.filename for warning in caught} == {__file__.replace("\\", "/")}, (
+        "the line of the user's call is named"
+    )
     with pytest.warns(dfca.DfcaWarning, match="the training loss of|training diverged at"):
         quick(learning_rate=1e6, rounds=4, steps=3)
 
@@ -282,8 +284,8 @@ def test_onnx_computes_what_the_result_does(tmp_path: Path) -> None:
     (path,) = result.export(tmp_path, "onnx", client=0)
     session = runtime.InferenceSession(str(path))
     x = make_toy_split().test.of(0)[0]
-    (found,) = session.run(["output"], {"input": x.numpy()})
-    torch.testing.assert_close(torch.tensor(found), result.model(0)(x).detach(), rtol=1e-5, atol=1e-5)
+    (outputs,) = session.run(["output"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.tensor(outputs), result.model(0)(x).detach(), rtol=1e-5, atol=1e-5)
     assert session.get_modelmeta().custom_metadata_map["algorithm"] == "dfca-gi"
 
 

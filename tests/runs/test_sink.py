@@ -52,7 +52,7 @@ def test_the_calls_of_a_run_are_in_the_order_of_the_contract(tmp_path: Path) -> 
     trial = ["prepare_trial", "start_trial", "finish_round", "finish_round", "finish_trial"]
     assert order == ["start_run", "start_group", *trial, *trial, "end_run"]
     (trials, finished), (group, graph) = recorder.calls[0][1], dict(recorder.calls)["start_group"]
-    assert ([each.algorithm for each in trials], finished) == (["dfca-li", "ifca"], 0)
+    assert ([trial.algorithm for trial in trials], finished) == (["dfca-li", "ifca"], 0)
     assert group.trials == list(trials)
     assert graph.keys() == {"facts", "edges", "clusters"}
     rounds = [arguments[1:] for name, arguments in recorder.calls if name == "finish_round"]

@@ -102,9 +102,9 @@ def test_tensors_that_are_views_are_stored_too(tmp_path: Path) -> None:
     atomic_save(tmp_path / "views.safetensors", {"column": whole[:, 1], "row": whole[1]})
     from safetensors.torch import load_file
 
-    found = load_file(tmp_path / "views.safetensors")
-    assert torch.equal(found["column"], whole[:, 1])
-    assert torch.equal(found["row"], whole[1])
+    loaded = load_file(tmp_path / "views.safetensors")
+    assert torch.equal(loaded["column"], whole[:, 1])
+    assert torch.equal(loaded["row"], whole[1])
 
 
 # --- whose folder it is
@@ -282,10 +282,10 @@ def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
     names = sorted(entry.name for entry in (folder.path / "checkpoint" / "local-0").iterdir())
     stems = ("round-000010", "round-000015")
     assert names == sorted(f"{stem}.{suffix}" for stem in stems for suffix in ("json", "safetensors"))
-    found, warnings = folder.checkpoints.latest(local())
-    assert found is not None
-    assert (found.round, found.seconds, found.facts) == (15, 1.5, {"round": 15, "note": [1, None]})
-    assert torch.equal(found.tensors["bank"], checkpoint(15).tensors["bank"])
+    latest, warnings = folder.checkpoints.latest(local())
+    assert latest is not None
+    assert (latest.round, latest.seconds, latest.facts) == (15, 1.5, {"round": 15, "note": [1, None]})
+    assert torch.equal(latest.tensors["bank"], checkpoint(15).tensors["bank"])
     assert warnings == []
 
 
@@ -294,15 +294,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> 
         folder.checkpoints.save(local(), checkpoint(round))
     last = folder.path / "checkpoint" / "local-0" / "round-000010.safetensors"
     os.truncate(last, last.stat().st_size - 1)
-    found, warnings = folder.checkpoints.latest(local())
-    assert found is not None
-    assert found.round == 5
+    latest, warnings = folder.checkpoints.latest(local())
+    assert latest is not None
+    assert latest.round == 5
     assert warnings == [
         "checkpoint checkpoint/local-0/round-000010 is damaged (its checksum does not fit) and is not used"
     ]
     (last.parent / "round-000005.json").write_text("{")
-    found, warnings = folder.checkpoints.latest(local())
-    assert found is None
+    latest, warnings = folder.checkpoints.latest(local())
+    assert latest is None
     assert len(warnings) == 2
 
 
@@ -319,9 +319,9 @@ def test_a_sidecar_that_is_cut_off_in_the_middle_leaves_the_one_before(folder: R
                 folder.checkpoints.save(local(), large)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        found, warnings = folder.checkpoints.latest(local())
-        assert found is not None
-        assert (found.round, warnings) == (5, [])
+        latest, warnings = folder.checkpoints.latest(local())
+        assert latest is not None
+        assert (latest.round, warnings) == (5, [])
     after = {path.name: path.read_bytes() for path in (folder.path / "checkpoint" / "local-0").iterdir()}
     assert before.items() <= after.items()
     assert after.keys() - before.keys() == {"round-000010.safetensors"}
@@ -329,9 +329,9 @@ def test_a_sidecar_that_is_cut_off_in_the_middle_leaves_the_one_before(folder: R
 
 def test_a_checkpoint_of_another_version_of_the_state_is_not_used(folder: RunFolder) -> None:
     folder.checkpoints.save(local(), replace(checkpoint(5), state=2))
-    found, warnings = folder.checkpoints.latest(local(), state=2)
-    assert found is not None
-    assert (found.state, warnings) == (2, [])
+    latest, warnings = folder.checkpoints.latest(local(), state=2)
+    assert latest is not None
+    assert (latest.state, warnings) == (2, [])
     assert folder.checkpoints.latest(local(), state=1) == (
         None,
         [
@@ -349,9 +349,9 @@ def test_a_checkpoint_of_another_version_of_the_state_is_not_used(folder: RunFol
 def test_tensors_without_facts_do_not_count(folder: RunFolder) -> None:
     folder.checkpoints.save(local(), checkpoint(5))
     (folder.path / "checkpoint" / "local-0" / "round-000010.safetensors").write_bytes(b"killed before the facts")
-    found, _ = folder.checkpoints.latest(local())
-    assert found is not None
-    assert found.round == 5
+    latest, _ = folder.checkpoints.latest(local())
+    assert latest is not None
+    assert latest.round == 5
 
 
 def test_a_finished_trial_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
@@ -450,8 +450,8 @@ def test_a_malformed_sidecar_falls_back_to_the_older_checkpoint(folder: RunFolde
         folder.checkpoints.save(trial, Checkpoint(round, 0.5, {"bank": torch.zeros(2)}, facts))
     sidecar = folder.path / "checkpoint" / trial.name / "round-000002.json"
     sidecar.write_text(change(sidecar.read_text()))
-    found, warnings = folder.checkpoints.latest(trial)
-    assert found is not None
-    assert (found.round, found.facts) == (1, {"a": {"1": 0.1}, "b": [1]})
+    latest, warnings = folder.checkpoints.latest(trial)
+    assert latest is not None
+    assert (latest.round, latest.facts) == (1, {"a": {"1": 0.1}, "b": [1]})
     assert len(warnings) == 1
     assert "is damaged" in warnings[0]

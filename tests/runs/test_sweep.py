@@ -291,7 +291,7 @@ def test_a_failed_trial_is_in_the_report(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.slow

@@ -61,19 +61,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tables_show_the_metric_and_its_direction(folder: Path) -> None:
-    found = load_run(folder)
-    rows = {trial.algorithm: trial for trial in found.trials if trial.seed == 0}
+    stored = load_run(folder)
+    rows = {trial.algorithm: trial for trial in stored.trials if trial.seed == 0}
     assert rows["local"].metric == ShownMetric("RMSE", "rmse", False, False)
-    text = markdown(RunReport.of(found))
+    text = markdown(RunReport.of(stored))
     assert re.search(r"\| *algorithm *\|.*\| *RMSE *\|", text)
     assert "accuracy" not in text
-    means = {name: [trial["rmse"] for trial in found.trials if trial.algorithm == name] for name in rows}
+    means = {name: [trial["rmse"] for trial in stored.trials if trial.algorithm == name] for name in rows}
     best = min(("dfca-gi", "dfedavgm"), key=lambda name: sum(means[name]))
     line = next(line for line in text.splitlines() if line.startswith(f"| {best} "))
     assert "**" in line  # less is better
     assert "less RMSE is better" in text
-    assert comma_separated(RunReport.of(found)).splitlines()[0].split(",")[4:6] == ["rmse_mean", "rmse_std"]
-    page = write_report(found.folder).read_text()
+    assert comma_separated(RunReport.of(stored)).splitlines()[0].split(",")[4:6] == ["rmse_mean", "rmse_std"]
+    page = write_report(stored.folder).read_text()
     assert "RMSE of the model that each client would use" in page
     assert "accuracy-by-round" not in page
 
@@ -93,15 +93,15 @@ def test_a_target_in_virtual_time_is_reached_from_above(tmp_path: Path) -> None:
     joiner = {"late_joiners": [{"client": 3, "at_s": 4.0}]}
     experiment = small(algorithms=["dfca-gi"], **(VIRTUAL | {"world": VIRTUAL["world"] | joiner}))
     run(experiment, tmp_path / "virtual", workers=1)
-    found = load_run(tmp_path / "virtual")
-    (row,) = found.trials
-    lines = [line for line in found.metrics if line["rmse"] <= 0.79]
+    stored = load_run(tmp_path / "virtual")
+    (row,) = stored.trials
+    lines = [line for line in stored.metrics if line["rmse"] <= 0.79]
     assert row.target == row["target"] == 0.79
-    assert row["time_to_target_s"] == lines[0]["time_s"] > found.metrics[0]["time_s"]
+    assert row["time_to_target_s"] == lines[0]["time_s"] > stored.metrics[0]["time_s"]
     assert "3" in row["caught_up_s"]
-    text = markdown(RunReport.of(found))
+    text = markdown(RunReport.of(stored))
     assert "RMSE 0.79 after" in " ".join(text.split())
-    page = write_report(found.folder).read_text()
+    page = write_report(stored.folder).read_text()
     assert "RMSE against virtual time." in page
     assert "ccuracy against" not in page
     assert [result.difference for result in replay_run(tmp_path / "virtual")] == [""]

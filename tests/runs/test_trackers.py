@@ -133,10 +133,10 @@ def fake(name: str, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def merged(calls: Calls) -> dict[tuple[str, int], dict[str, float]]:
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    by_step: dict[tuple[str, int], dict[str, float]] = {}
     for name, step, numbers in calls.logged:
-        found.setdefault((name, step), {}).update(numbers)
-    return found
+        by_step.setdefault((name, step), {}).update(numbers)
+    return by_step
 
 
 @pytest.mark.parametrize("name", FAKES)
@@ -146,7 +146,7 @@ def test_a_tracker_gets_the_numbers_of_the_run_folder(
     calls = fake(name, monkeypatch)
     tracker = make_tracker(name, tmp_path / "run", "tiny", pytest.fail)
     run(tiny(rounds=2), tmp_path / "run", Broadcast(tracker, NullSink()))
-    assert [each["name"] for each in calls.opened] == ["dfca-li-0", "ifca-0"]
+    assert [opened["name"] for opened in calls.opened] == ["dfca-li-0", "ifca-0"]
     lines = read_metrics(tmp_path / "run")
     assert merged(calls) == {
         (f"{line['algorithm']}-{line['seed']}", line["round"]): {
@@ -238,9 +238,9 @@ def test_real_tensorboard_reads_the_numbers(tmp_path: Path) -> None:
     run(tiny(rounds=2), tmp_path / "run", Broadcast(tracker, NullSink()))
     events = EventAccumulator(str(tmp_path / "run/tensorboard/ifca-0"))
     events.Reload()
-    line = [each for each in read_metrics(tmp_path / "run") if each["algorithm"] == "ifca"][-1]
-    (found,) = events.Scalars("accuracy")
-    assert (found.step, found.value) == (2, pytest.approx(line["accuracy"]))
+    line = [row for row in read_metrics(tmp_path / "run") if row["algorithm"] == "ifca"][-1]
+    (point,) = events.Scalars("accuracy")
+    assert (point.step, point.value) == (2, pytest.approx(line["accuracy"]))
 
 
 @pytest.mark.slow
@@ -252,8 +252,8 @@ def test_real_mlflow_keeps_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     run(tiny(rounds=2), tmp_path / "run", make_tracker("mlflow", tmp_path / "run", "tiny", pytest.fail))
     client = mlflow.MlflowClient()
     place = client.get_experiment_by_name("dfca").experiment_id
-    runs = {each.info.run_name: each for each in client.search_runs([place])}
-    line = [each for each in read_metrics(tmp_path / "run") if each["algorithm"] == "ifca"][-1]
+    runs = {mlflow_run.info.run_name: mlflow_run for mlflow_run in client.search_runs([place])}
+    line = [row for row in read_metrics(tmp_path / "run") if row["algorithm"] == "ifca"][-1]
     assert runs["ifca-0"].data.metrics["accuracy"] == line["accuracy"]
     assert runs["ifca-0"].data.params["clients"] == "6"
     assert runs["ifca-0"].info.status == "FINISHED"

@@ -54,11 +54,11 @@ def test_a_table_is_short_for_a_label_and_its_options() -> None:
 
 
 def test_a_row_may_have_sections_of_its_own() -> None:
-    found = config("fedavg", {"name": "fedavg", "label": "fedavg + momentum", "local": {"momentum": 0.9}})
-    assert found.of_row("fedavg") is found
-    own = found.of_row("fedavg + momentum")
-    assert (own.local.momentum, own.local.steps) == (0.9, found.local.steps)
-    assert own.data == found.data
+    parsed = config("fedavg", {"name": "fedavg", "label": "fedavg + momentum", "local": {"momentum": 0.9}})
+    assert parsed.of_row("fedavg") is parsed
+    own = parsed.of_row("fedavg + momentum")
+    assert (own.local.momentum, own.local.steps) == (0.9, parsed.local.steps)
+    assert own.data == parsed.data
 
 
 def test_rows_have_options_of_their_own_in_virtual_time_too() -> None:

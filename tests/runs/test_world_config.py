@@ -169,7 +169,7 @@ def test_a_sweep_over_worlds() -> None:
     sweep = Sweep.of({"grid": {"world": {"preset": ["wifi", "mobile"], "compute": {"slowdown": [1, 10]}}}})
     points = sweep.expand(sweep.base(SMALL))
     resolved = [point.config.world.over(8) for point in points if point.config.world]
-    assert [(each.link.latency_s, each.compute.devices[0].slowdown) for each in resolved] == [
+    assert [(point.link.latency_s, point.compute.devices[0].slowdown) for point in resolved] == [
         (0.005, 1),
         (0.005, 10),
         (0.05, 1),

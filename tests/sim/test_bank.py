@@ -104,10 +104,10 @@ def test_tensors_are_written_in_pieces_as_the_library_reads_them(tmp_path: Path)
         tmp_path / "a", {**tensors, "bank": Stream((2, 5, 3), torch.float32, bank.view(10, 3).split(4))}
     )
     assert digest == sha256(tmp_path / "a")
-    found = load_file(tmp_path / "a")
+    loaded = load_file(tmp_path / "a")
     for name, tensor in {**tensors, "bank": bank}.items():
-        assert torch.equal(found[name], tensor)
-        assert found[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")

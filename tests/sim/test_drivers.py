@@ -153,7 +153,7 @@ def test_a_checkpoint_without_a_field_that_came_later_goes_on() -> None:
 @pytest.mark.parametrize(("rate", "steps"), [(1e30, 1), (1e30, 5), (1e150, 1)])
 @pytest.mark.parametrize("algorithm", ["fedspd", "dfca-gi"])
 def test_every_engine_finds_the_same_clients_diverged(algorithm: str, rate: float, steps: int) -> None:
-    found = []
+    diverged = []
     for engine in ("loop", "stacked", "threads"):
         setting = make_toy_setting(
             algorithm,
@@ -165,8 +165,8 @@ def test_every_engine_finds_the_same_clients_diverged(algorithm: str, rate: floa
         )
         simulation = run(setting)
         assert torch.isfinite(simulation.banks).all()
-        found.append(sorted(simulation.diverged))
-    assert found[0] == found[1] == found[2]
+        diverged.append(sorted(simulation.diverged))
+    assert diverged[0] == diverged[1] == diverged[2]
 
 
 def test_divergence_that_stays_finite_is_noted_and_survives_a_restart() -> None:

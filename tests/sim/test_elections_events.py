@@ -28,8 +28,8 @@ def test_a_warm_up_with_momentum_equals_the_synchronous_simulator() -> None:
     setting = make_toy_setting("dfca-fi", rounds=2)
     options = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)  # rounds have 2 steps: four stages
     momentum, plain = (
-        replace(setting, algorithm=replace(setting.algorithm, election=each))
-        for each in (options, replace(options, warmup_momentum=0.0))
+        replace(setting, algorithm=replace(setting.algorithm, election=election))
+        for election in (options, replace(options, warmup_momentum=0.0))
     )
     result = run(momentum)
     assert_same(momentum, result)

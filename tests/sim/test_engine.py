@@ -112,22 +112,22 @@ def test_mini_batches_in_the_span_are_the_same_steps(
     assert spans(flat, samples, options)
     for client in range(CLIENTS):
         batches = draw_batches(samples, options, stream(1, client))
-        found = local_steps(flat, bank[0, client], *data.of(client), options, batches)
+        stepped = local_steps(flat, bank[0, client], *data.of(client), options, batches)
         expected = by_torch(flat, bank[0, client], *data.of(client), options, batches)
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(stepped, expected, rtol=1e-11, atol=1e-11)
 
 
 @cache
 def hows(kind: str) -> list[str]:
     flat, _, data = world(kind)
-    found = ["loop"]
+    possible = ["loop"]
     for how in ("stacked", "threads"):
         try:
             make_engine(how, flat, LocalOptions(), 0, data, "cpu")
         except ConfigError:
             continue
-        found.append(how)
-    return found
+        possible.append(how)
+    return possible
 
 
 def pick_lowest(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
@@ -171,7 +171,7 @@ def test_work_is_choosing_the_lowest_loss_and_training_it(kind: str, how: str, o
             bank[choice.cluster, places[position]] = vector  # as the simulator does while others still train
     bank = before
     assert [position for part in done for position in part.positions] == [0, 1, 2]
-    found = torch.cat([part.vectors for part in done])
+    trained_here = torch.cat([part.vectors for part in done])
     means = torch.cat([part.losses for part in done])
     chosen = [choice.cluster for part in done for choice in part.choices]
     for position, place in enumerate(places):
@@ -182,7 +182,7 @@ def test_work_is_choosing_the_lowest_loss_and_training_it(kind: str, how: str, o
         batches = draw_batches(SAMPLES, options, stream(7, "batches", place, 2))
         start = bank[chosen[position], place]
         trained = by_torch(flat, start, x, y, options, batches)
-        torch.testing.assert_close(found[position], trained, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(trained_here[position], trained, rtol=1e-10, atol=1e-11)
         alone = local_steps(flat, start, x, y, options, batches)
         torch.testing.assert_close(alone, trained, rtol=1e-10, atol=1e-11)
 
@@ -291,7 +291,7 @@ def test_steps_in_the_bank_are_the_same_steps(row: dict, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("in_place", [False, True])
 def test_small_calls_go_on_together_and_give_the_same(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     flat, bank, data = world("mlp", samples=3)
-    options, found = LocalOptions(steps=3, learning_rate=0.2), []
+    options, models = LocalOptions(steps=3, learning_rate=0.2), []
     for workers in (1, 2):
         threads = set()
 
@@ -305,9 +305,9 @@ def test_small_calls_go_on_together_and_give_the_same(in_place: bool, monkeypatc
         done = list(engine.work(LocalTask(mine, data, choose, 0, in_place=in_place), range(CLIENTS)))
         assert (threading.get_ident() in threads) == (workers == 1)
         assert [position for part in done for position in part.positions] == list(range(CLIENTS))
-        found.append(mine if in_place else torch.cat([part.vectors for part in done]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
-    assert not in_place or not torch.equal(found[1], bank)
+        models.append(mine if in_place else torch.cat([part.vectors for part in done]))
+    torch.testing.assert_close(models[1], models[0], rtol=1e-12, atol=1e-12)
+    assert not in_place or not torch.equal(models[1], bank)
 
 
 @pytest.mark.parametrize("huge", [float("nan"), float("inf"), 1e200])
@@ -331,7 +331,7 @@ def test_steps_in_the_bank_that_are_long_are_judged_by_their_end(rate: float, sc
     flat, bank, data = world("mlp", samples=3)
     flat = FlatModel(mlp((6,), 4, 8))
     flat.pieces(bank)[0].mul_(1e-6)  # small activations: of all steps, those of the first layer are the longest
-    data, found = ClientData(scale * data.x.float(), data.y, data.offsets), {}
+    data, models = ClientData(scale * data.x.float(), data.y, data.offsets), {}
     for how in ("loop", "stacked"):
         mine, engine = bank.float(), Engine(flat, LocalOptions(steps=1, learning_rate=rate), seed=7, how=how)
         for part in engine.work(LocalTask(mine, data, pick_lowest, 0, in_place=True), range(CLIENTS)):
@@ -342,7 +342,7 @@ def test_steps_in_the_bank_that_are_long_are_judged_by_their_end(rate: float, sc
             ):
                 if fine:
                     mine[choice.cluster, position] = vector
-        found[how] = mine
+        models[how] = mine
         assert torch.isfinite(mine).all()
         assert torch.equal(mine, bank.float()) != fine
-    torch.testing.assert_close(found["loop"], found["stacked"], rtol=1e-4, atol=1e-6 * rate)
+    torch.testing.assert_close(models["loop"], models["stacked"], rtol=1e-4, atol=1e-6 * rate)

@@ -392,15 +392,15 @@ def test_a_message_is_one_snapshot_for_all_its_receivers() -> None:
     setting = make_toy_setting(graph=nx.complete_graph(6))
     simulation = EventSimulation(setting, World(link=Link(0.5)))
     simulation._begin()
-    found: list[torch.Tensor] = []
-    while len(found) < 6:
+    models: list[torch.Tensor] = []
+    while len(models) < 6:
         simulation.clock.now = simulation.host.now = simulation._next_time()
         simulation._handle_instant()
         parcels = [event[3] for event in simulation.clock.queue if event[1] == DELIVER]
-        found = [parcel.message.message.model for parcel in parcels if isinstance(parcel.message, Update)]
-    assert len({model.data_ptr() for model in found}) == 6
+        models = [parcel.message.message.model for parcel in parcels if isinstance(parcel.message, Update)]
+    assert len({model.data_ptr() for model in models}) == 6
     bank = simulation.banks
-    assert all(model.untyped_storage().data_ptr() != bank.untyped_storage().data_ptr() for model in found)
+    assert all(model.untyped_storage().data_ptr() != bank.untyped_storage().data_ptr() for model in models)
 
 
 def test_a_servers_time_runs_from_the_begin_of_its_round() -> None:

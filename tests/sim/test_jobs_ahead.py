@@ -56,7 +56,7 @@ def told(result: EventResult) -> list[Any]:
         ({"algorithm": "dfca-auto", "personal_steps": "auto"}, SPREAD),
         ({"algorithm": "ifca"}, SPREAD),
     ],
-    ids=lambda each: "" if isinstance(each, World) else ", ".join(map(str, each.values()))[:40],
+    ids=lambda case: "" if isinstance(case, World) else ", ".join(map(str, case.values()))[:40],
 )
 def test_the_numbers_are_those_of_jobs_one_by_one(
     changes: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
@@ -135,9 +135,9 @@ def test_the_room_for_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     sizes, do_jobs = set(), simulation.host.do_jobs
 
     def counted(*arguments: Any) -> list[Done]:
-        found = do_jobs(*arguments)
+        done = do_jobs(*arguments)
         sizes.add(len(simulation.host.ahead))
-        return found
+        return done
 
     monkeypatch.setattr(simulation.host, "do_jobs", counted)
     simulation.run()

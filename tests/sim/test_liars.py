@@ -171,9 +171,9 @@ def test_a_veto_of_one_counts_as_one_vote() -> None:
         return total
 
     for bounded in (False, True):
-        found = decide(tally(bounded), 1.0, ElectionOptions(bounded=bounded))
-        assert found.support == 7
-        assert found.accepted is bounded
+        decision = decide(tally(bounded), 1.0, ElectionOptions(bounded=bounded))
+        assert decision.support == 7
+        assert decision.accepted is bounded
 
 
 def test_members_that_claim_many_samples_have_no_veto() -> None:
@@ -187,10 +187,10 @@ def test_members_that_claim_many_samples_have_no_veto() -> None:
     for claimed, sayable in ((MOST_SAMPLES, True), (1000, False)):
         lie = count(Vote(0, -1.0, 0.0, claimed, (float(claimed),), (float(claimed),)), 1.0)
         assert is_sayable(lie, 1) is sayable
-        found = total
+        sums = total
         for _ in range(6):
-            found = add(found, lie)
-        assert decide(found, 1.0, ElectionOptions(bounded=True)).accepted is sayable
+            sums = add(sums, lie)
+        assert decide(sums, 1.0, ElectionOptions(bounded=True)).accepted is sayable
 
 
 def test_a_first_centre_that_fits_nobody_stops_no_guarded_election() -> None:

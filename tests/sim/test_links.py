@@ -55,7 +55,7 @@ class Pair:
             handlers.get(event[1], self.links.on_notice)(event)
 
     def received(self) -> list[int]:
-        return [each[2] for each in self.seen if each[1] == "receive"]
+        return [event[2] for event in self.seen if event[1] == "receive"]
 
 
 def update(round: int = 0, cluster: int = 0) -> Update:
@@ -85,11 +85,11 @@ def test_updates_overtake_each_other_get_lost_break_and_arrive_twice() -> None:
     for number in range(1, 101):
         pair.links.send(0, (1,), update(number), number)
     pair.run()
-    found = pair.received()
-    assert found != sorted(found)
-    assert 60 < len(set(found)) < 95
-    assert len(found) > len(set(found))
-    assert any(each[-1] for each in pair.seen if each[1] == "receive")
+    rounds = pair.received()
+    assert rounds != sorted(rounds)
+    assert 60 < len(set(rounds)) < 95
+    assert len(rounds) > len(set(rounds))
+    assert any(event[-1] for event in pair.seen if event[1] == "receive")
 
 
 def test_an_update_that_has_not_left_is_replaced_and_says_how_long_it_waited() -> None:
@@ -98,7 +98,7 @@ def test_an_update_that_has_not_left_is_replaced_and_says_how_long_it_waited() -
         pair.links.send(0, (1,), update(number), number)
     pair.links.send(0, (1,), update(3, cluster=1), 4)
     pair.run()
-    assert [each for each in pair.seen if each[1] == "receive"] == [
+    assert [event for event in pair.seen if event[1] == "receive"] == [
         (1.0, "receive", 1, 1.0, False),
         (2.0, "receive", 3, 2.0, False),
         (3.0, "receive", 4, 3.0, False),
@@ -150,7 +150,7 @@ def test_a_short_break_is_seen_as_a_break() -> None:
     pair.clock.now = 1.0
     pair.links.cut(0, closed=False)
     pair.run()
-    kinds = [each[1:] for each in pair.seen[2:]]
+    kinds = [event[1:] for event in pair.seen[2:]]
     assert kinds == [("disconnected", 0), ("disconnected", 1), ("connected", 0), ("connected", 1)]
 
 
@@ -165,7 +165,7 @@ def test_a_message_that_cannot_be_delivered_breaks_the_link_and_it_comes_up_agai
     for number in range(20):
         pair.links.send(0, (1,), Hello(0, 0, 1), number)
     pair.run(60.0)
-    kinds = [each[1] for each in pair.seen[2:]]
+    kinds = [event[1] for event in pair.seen[2:]]
     first = kinds.index("disconnected")
     assert kinds[first : first + 4] == ["disconnected", "disconnected", "connected", "connected"]
     assert pair.received() == list(range(len(pair.received())))  # in order up to the break, nothing after it
@@ -196,7 +196,7 @@ def test_one_peer_is_driven_by_its_inputs() -> None:
     ]
     outputs = list(drive(peer, inputs))
     assert [type(job) for out in outputs for job in out.work] == [Draw, Train]
-    assert [to for to, each in outputs[-1].messages if isinstance(each, Update)] == [1]
+    assert [to for to, message in outputs[-1].messages if isinstance(message, Update)] == [1]
     assert peer.bank is not None
     assert peer.bank.tolist() == [[2.0, 4.0]]
     with pytest.raises(ConfigError, match='unknown input of a peer "dance"'):

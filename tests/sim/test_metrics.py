@@ -66,7 +66,7 @@ def test_clusters_with_fewer_than_two_test_samples_have_no_distributions() -> No
         return Split.of_clients([split.train.of(i) for i in range(3)], few, split.clusters, split.classes)
 
     assert metrics.distributions(with_tests(1), samples=6, seed=0) == []
-    assert [len(found.test[1]) for found in metrics.distributions(with_tests(2), samples=6, seed=0)] == [3, 1]
+    assert [len(drawn.test[1]) for drawn in metrics.distributions(with_tests(2), samples=6, seed=0)] == [3, 1]
     row = Simulation(make_toy_setting(split=with_tests(1), graph=nx.path_graph(3), rounds=1)).step()
     assert row["all_models_accuracy"] is None
     assert 0 <= row["accuracy"] <= 1
@@ -88,9 +88,9 @@ def test_clients_that_never_trained_count_with_the_model_that_they_would_pick() 
 
 def test_distributions_are_disjoint_and_of_one_cluster() -> None:
     split = make_toy_split(clients=4, clusters=2)
-    found = metrics.distributions(split, samples=6, seed=0)
-    assert len(found) == 2
-    for cluster, (held_out, test) in enumerate(found):
+    drawn = metrics.distributions(split, samples=6, seed=0)
+    assert len(drawn) == 2
+    for cluster, (held_out, test) in enumerate(drawn):
         assert len(held_out[1]) == len(test[1]) == 3
         own = torch.cat([split.test.of(i)[0] for i in range(4) if int(split.clusters[i]) == cluster])
         rows = torch.cat([held_out[0], test[0]])

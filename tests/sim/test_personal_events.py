@@ -61,7 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     [
-        *((each, "batch") for each in HAVE_IT),
+        *((algorithm, "batch") for algorithm in HAVE_IT),
         *product(["dfca-fi", "ifca"], list(SETTINGS)[1:]),
     ],
 )
@@ -161,8 +161,8 @@ def test_the_model_that_a_client_deploys_is_the_one_that_is_scored() -> None:
     assert row["accuracy"] != row["accuracy_before_personal"]
     for i, expected in enumerate(row["accuracy_by_client"]):
         x, y = setting.split.test.of(i)
-        found = simulation.personal_model(i)(x.double()).argmax(dim=1)
-        assert float((found == y).double().mean()) == pytest.approx(expected)
+        predicted = simulation.personal_model(i)(x.double()).argmax(dim=1)
+        assert float((predicted == y).double().mean()) == pytest.approx(expected)
 
 
 def test_personal_work_takes_its_time() -> None:

@@ -69,13 +69,13 @@ def test_every_engine_takes_the_steps_of_plain_torch(model: str, how: str, recip
     bank = torch.stack(starts).view(2, 4, -1)
     task = LocalTask(bank, data, lambda i, means, _: Choice(lowest(means)), ROUNDS)
     done = list(Engine(flat, options, 7, how).work(task, range(4)))
-    found = torch.cat([part.vectors for part in done])
+    models = torch.cat([part.vectors for part in done])
     chosen = [choice.cluster for part in done for choice in part.choices]
     for client, cluster in enumerate(chosen):
         x, y = data.of(client)
         assert cluster == lowest(losses(flat, bank[:, client], x, y))  # on images that are not changed
         trained = by_torch(flat.to_module(bank[cluster, client]), x, y, options, client, ROUNDS[client])
-        torch.testing.assert_close(found[client], flat.flatten(trained), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(models[client], flat.flatten(trained), rtol=1e-9, atol=1e-10)
 
 
 def setting_of(model: str, recipe: str, algorithm: str = "dfca-gi", **changes: Any) -> Any:

@@ -62,11 +62,11 @@ def test_a_run_that_is_cut_after_every_step_is_the_run_that_is_not(case: str) ->
         state = through_disk(*simulation.state())
         _, simulation = make(case)
         simulation.restore(*state)
-    found = simulation.result()
+    resumed = simulation.result()
     assert sum(row is not None for row in rows) == len(expected.metrics)
     assert trace == expected.trace
     expected.trace[:] = []  # type: ignore[index]
-    assert_identical(found, expected)
+    assert_identical(resumed, expected)
 
 
 def test_a_checkpoint_of_another_run_is_refused() -> None:
@@ -82,10 +82,10 @@ def test_shared_tensors_are_stored_once_and_shared_again() -> None:
     packer, model = Packer(), torch.ones(3)
     packed = json.loads(json.dumps(packer.pack({"a": [model, (model, float("inf"))], (1, 2): {3, 4}})))
     assert len(packer.tensors) == 1
-    found = Unpacker(packer.tensors).unpack(packed)
-    assert found["a"][0] is found["a"][1][0]
-    assert found["a"][1][1] == float("inf")
-    assert found[1, 2] == {3, 4}
+    unpacked = Unpacker(packer.tensors).unpack(packed)
+    assert unpacked["a"][0] is unpacked["a"][1][0]
+    assert unpacked["a"][1][1] == float("inf")
+    assert unpacked[1, 2] == {3, 4}
 
 
 def test_a_checkpoint_names_only_what_it_may() -> None:
@@ -114,7 +114,7 @@ def test_records_are_stored_by_the_names_of_their_fields() -> None:
 def test_a_view_of_the_banks_is_one_again() -> None:
     banks, later = torch.arange(12.0).view(2, 3, 2), torch.zeros(2, 3, 2)
     packer = Packer(banks)
-    found = Unpacker({}, later).unpack(json.loads(json.dumps(packer.pack(banks[:, 1]))))
+    unpacked = Unpacker({}, later).unpack(json.loads(json.dumps(packer.pack(banks[:, 1]))))
     later.copy_(banks)
     assert packer.tensors == {}
-    assert torch.equal(found, banks[:, 1])
+    assert torch.equal(unpacked, banks[:, 1])

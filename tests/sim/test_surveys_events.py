@@ -186,7 +186,7 @@ def test_stop_in_the_middle_of_a_survey_and_resume_is_bit_identical(until: str) 
         first._handle_instant()
     assert State.TRAINING in {peer.state for peer in some}  # their rounds continue
     tensors, facts = first.state()
-    stored = {name: each.clone() for name, each in tensors.items()}, json.loads(json.dumps(facts))
+    stored = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(facts))
     second = EventSimulation(setting, world)
     second.restore(*stored)
     result = second.run()

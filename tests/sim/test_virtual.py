@@ -116,7 +116,7 @@ def test_the_bars_count_virtual_seconds(tmp_path: Path) -> None:
     with Bars(console) as bars:
         run(tiny(), tmp_path / "run", bars)
         bars.start_trial(Trial("dfca-gi", 0, tiny().points[0]), 2, 4.0)
-        (task,) = [each for each in bars._progress.tasks if each.description.startswith("dfca-gi")]
+        (task,) = [bar for bar in bars._progress.tasks if bar.description.startswith("dfca-gi")]
     assert (task.fields["count"], task.percentage) == ("4/8 virtual s", 50.0)
 
 

@@ -55,8 +55,8 @@ class Line:
 
     async def say(self, *sent: bytes) -> bool:
         """Write frames; returns whether the link took them."""
-        for each in sent:
-            writing = asyncio.ensure_future(self._call.write(each))
+        for frame in sent:
+            writing = asyncio.ensure_future(self._call.write(frame))
             await asyncio.wait([writing, self._reading], return_when=asyncio.FIRST_COMPLETED)
             if not writing.done() or writing.exception() is not None:
                 writing.cancel()
@@ -92,11 +92,11 @@ def take_limits_away(patch: Callable[[Any, str, Any], None]) -> None:
     believed = GrpcTransport._is_believed
 
     def is_believed(self: GrpcTransport, link: NetLink, message: Any) -> bool:
-        found = believed(self, link, message)
+        limited = believed(self, link, message)
         if link in self._doubted:
             self._doubted[link] = (message, float("-inf"))
             self._judge(link, late=True)
-        return found
+        return limited
 
     patch(GrpcTransport, "_is_believed", is_believed)
     patch(Penalties, "punish", lambda self, member, now: None)
@@ -106,15 +106,15 @@ def take_limits_away(patch: Callable[[Any, str, Any], None]) -> None:
 
 def count_reads(patch: Callable[[Any, str, Any], None]) -> Counter[str]:
     """Count the frames that links read, by the member that sent them, hellos and first heartbeats aside."""
-    found: Counter[str] = Counter()
+    reads: Counter[str] = Counter()
     read = NetLink._read
 
     async def counted(self: NetLink, handle: Any) -> None:
-        self._stream = _CountedStream(self._stream, lambda: found.update([self.member]))
+        self._stream = _CountedStream(self._stream, lambda: reads.update([self.member]))
         await read(self, handle)
 
     patch(NetLink, "_read", counted)
-    return found
+    return reads
 
 
 class _CountedStream:
@@ -220,15 +220,15 @@ class Attack:
     errors: list[Any]
 
     def rounds(self) -> list[int]:
-        return [each.node.machine.round for each in self.honest]
+        return [node.node.machine.round for node in self.honest]
 
     def refused(self) -> dict[str, int]:
         """Add up the refusals of all honest nodes by reason."""
-        found: dict[str, int] = {}
-        for each in self.honest:
-            for reason, count in each.status()["refused"].items():
-                found[reason] = found.get(reason, 0) + count
-        return found
+        counts: dict[str, int] = {}
+        for node in self.honest:
+            for reason, count in node.status()["refused"].items():
+                counts[reason] = counts.get(reason, 0) + count
+        return counts
 
     async def settle(self) -> None:
         """Wait until the honest nodes have saved, sent, read and folded everything."""
@@ -236,10 +236,10 @@ class Attack:
         while still < 10:
             await asyncio.sleep(0.03)
             busy = (
-                each.node._tasks
-                or each.node.saving._done != each.node.saving._asked
-                or each.transport.status()["cached_bytes"]  # type: ignore[attr-defined]
-                for each in self.honest
+                node.node._tasks
+                or node.node.saving._done != node.node.saving._asked
+                or node.transport.status()["cached_bytes"]  # type: ignore[attr-defined]
+                for node in self.honest
             )
             still = 0 if any(busy) else still + 1
 
@@ -256,20 +256,20 @@ class Attack:
         At most six times: other programs on this machine slow one half of a measurement or the other, an attack that
         works slows the same half of all.
         """
-        found: list[float] = []
-        while len(found) < 6 and not (found and found[-1] < bound):
+        ratios: list[float] = []
+        while len(ratios) < 6 and not (ratios and ratios[-1] < bound):
             async with attack():
                 loud = await self.rate(1.0)
             quiet = await self.rate(1.0)
-            found.append(quiet / loud if loud else float("inf"))
-        return found
+            ratios.append(quiet / loud if loud else float("inf"))
+        return ratios
 
 
 @asynccontextmanager
 async def attack(folder: Path, honest: int = 2, agreed: dict[str, Any] | None = None) -> AsyncIterator[Attack]:
     """Run honest nodes until all train; the last member of their swarm is the villain."""
     folders = make_swarm(folder, [0] * (honest + 1), agreed=agreed)
-    services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_transport) for each in folders[:-1]]
+    services = [Service(device, ServiceOptions(log_stream=io.StringIO()), make_transport) for device in folders[:-1]]
     last = NodeFolder.load(folders[-1].path)
     villain = Villain.of(last)
     errors: list[Any] = []
@@ -282,20 +282,20 @@ async def attack(folder: Path, honest: int = 2, agreed: dict[str, Any] | None = 
             errors.append(context)
 
     loop.set_exception_handler(note_error)
-    tasks = [asyncio.create_task(each.run()) for each in services]
+    tasks = [asyncio.create_task(node.run()) for node in services]
     try:
-        await until(lambda: all(each.port for each in services) or any(task.done() for task in tasks))
+        await until(lambda: all(node.port for node in services) or any(task.done() for task in tasks))
         await villain.listen()
         last.roster.announce(last.identity, [villain.address])
-        for each in services:
-            last.roster.merge(each.folder.roster.records())
-        for each in services:
-            each.folder.roster.merge(last.roster.records())
-        await until(lambda: all(each.node.machine.round >= 2 for each in services), 90)
+        for node in services:
+            last.roster.merge(node.folder.roster.records())
+        for node in services:
+            node.folder.roster.merge(last.roster.records())
+        await until(lambda: all(node.node.machine.round >= 2 for node in services), 90)
         yield Attack(services, villain, errors)
     finally:
-        for each in services:
-            each.stop()
+        for node in services:
+            node.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
         await villain.close()
         loop.set_exception_handler(before)

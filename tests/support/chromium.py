@@ -58,7 +58,7 @@ class Chromium:
 
     def _attach(self, width: int, height: int, dark: bool) -> None:
         targets = self._call("Target.getTargets", {}, None)["targetInfos"]
-        target = next(each["targetId"] for each in targets if each["type"] == "page")
+        target = next(tab["targetId"] for tab in targets if tab["type"] == "page")
         self._session = self._call("Target.attachToTarget", {"targetId": target, "flatten": True}, None)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
@@ -73,10 +73,10 @@ class Chromium:
 
     def run(self, script: str) -> Any:
         """Evaluate an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "error in the page"))
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "error in the page"))
+        return answer["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = PATIENCE_S) -> Any:
         """Wait until an expression is true in the page, and return it."""
@@ -145,10 +145,10 @@ class Chromium:
             self._buffer += data
 
     def _note(self, message: dict[str, Any]) -> None:
-        found = message.get("params", {})
+        details = message.get("params", {})
         if message.get("method") == "Network.requestWillBeSent":
-            self.requests.append(found["request"]["url"])
+            self.requests.append(details["request"]["url"])
         elif message.get("method") == "Runtime.exceptionThrown":
-            self.errors.append(found["exceptionDetails"].get("exception", {}).get("description", "exception"))
-        elif message.get("method") == "Log.entryAdded" and found["entry"]["level"] == "error":
-            self.errors.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
+            self.errors.append(details["exceptionDetails"].get("exception", {}).get("description", "exception"))
+        elif message.get("method") == "Log.entryAdded" and details["entry"]["level"] == "error":
+            self.errors.append(f"{details['entry']['text']} {details['entry'].get('url', '')}")

@@ -35,13 +35,13 @@ class Command:
 
 def console_commands(page: str = PAGE) -> list[Command]:
     """List the commands of the console blocks in their order."""
-    found: list[Command] = []
+    commands: list[Command] = []
     for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
         for part in re.split(r"^(?=[ABC]\$ )", block, flags=re.MULTILINE):
             if part.strip():
                 first, *rest = part.rstrip("\n").split("\n")
-                found.append(Command(first[0], first[3:], tuple(rest)))
-    return found
+                commands.append(Command(first[0], first[3:], tuple(rest)))
+    return commands
 
 
 def blocks(kind: str, page: str = PAGE) -> list[str]:
@@ -70,9 +70,9 @@ def pattern_of(line: str) -> re.Pattern[str]:
     out, place = "", 0
     text = line.rstrip()
     while place < len(text):
-        for each, meaning in kinds:
-            if found := re.compile(each).match(text, place):
-                out, place = out + meaning.replace("\\\\", "\\"), found.end()
+        for kind, meaning in kinds:
+            if match := re.compile(kind).match(text, place):
+                out, place = out + meaning.replace("\\\\", "\\"), match.end()
                 break
         else:
             out, place = out + re.escape(text[place]), place + 1
@@ -85,7 +85,7 @@ def missing(expected: tuple[str, ...], printed: str) -> list[str]:
     return [
         line
         for line in expected
-        if line != "..." and line.strip() and not any(pattern_of(line).fullmatch(each) for each in lines)
+        if line != "..." and line.strip() and not any(pattern_of(line).fullmatch(shown) for shown in lines)
     ]
 
 
@@ -213,10 +213,10 @@ class Desk:
         output.touch()
         threading.Thread(target=copy_terminal, args=(ours, output), daemon=True).start()
         limit = time.monotonic() + PATIENCE_S
-        while not (found := re.search(r"dfca1:\S+(?=\s)", output.read_text(errors="replace"))):
+        while not (invite := re.search(r"dfca1:\S+(?=\s)", output.read_text(errors="replace"))):
             assert time.monotonic() < limit, output.read_text(errors="replace")
             time.sleep(0.1)
-        self.invite = found[0]
+        self.invite = invite[0]
         self.invites.append(Running(command, process, output))
         return self.invite
 
@@ -237,8 +237,8 @@ class Desk:
 
     def close(self) -> None:
         """End everything that was started here."""
-        for each in [*self.nodes.values(), *self.invites]:
-            if each.process.poll() is None:
-                each.process.send_signal(signal.SIGKILL)
+        for shell in [*self.nodes.values(), *self.invites]:
+            if shell.process.poll() is None:
+                shell.process.send_signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
-                each.process.wait(5)
+                shell.process.wait(5)

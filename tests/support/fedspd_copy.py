@@ -61,12 +61,12 @@ def fedspd_copy(
                 trained[i] = descend(network, models[i][s], [(x, y)] * steps, how.learning_rate, 0.0)
             for i in trainers if how.literal else clients:
                 there = [trained.get(i, models[i][s])] + [trained[j] for j in graph[i] if j in trained]
-                models[i][s] = {key: sum(each[key] for each in there) / len(there) for key in there[0]}
+                models[i][s] = {key: sum(model[key] for model in there) / len(there) for key in there[0]}
         groups = [grouped(network, models[i], train[i], fewest) for i in range(len(train))]
     scores = []
     for i, samples in enumerate(train):
         shares = [float((groups[i] == s).double().mean()) for s in range(how.clusters)]
-        own = {key: sum(u * each[key] for u, each in zip(shares, models[i], strict=True)) for key in models[i][0]}
+        own = {key: sum(u * model[key] for u, model in zip(shares, models[i], strict=True)) for key in models[i][0]}
         network.load_state_dict(last_phase(network, own, samples, how.learning_rate, 10 if how.literal else 0))
         with torch.no_grad():
             scores.append(float((network(test[i][0]).argmax(dim=1) == test[i][1]).double().mean()))

@@ -66,7 +66,7 @@ PAYLOADS = [
 
 def valid_frames(messages: list[Any]) -> list[bytes]:
     """Make frames of every kind, around every message."""
-    found = [
+    frames = [
         pb.Frame(hello=pb.LinkHello(protocol=1, swarm="s", model_size=P, dtype=pb.FLOAT32, epoch=3)),
         pb.Frame(heartbeat=pb.Heartbeat(number=2, echo=1, held_us=100)),
         pb.Frame(roster_digest=pb.RosterDigest(digest="abc")),
@@ -77,13 +77,13 @@ def valid_frames(messages: list[Any]) -> list[bytes]:
     for number, message in enumerate(messages, start=1):
         data, model = codec.encode(message)
         if model is None:
-            found.append(pb.Frame(message=data))
+            frames.append(pb.Frame(message=data))
         else:
             packed = payload.pack(model)
             name, rows = bytes.fromhex(payload.name(packed)), len(model) if model.dim() == 2 else 0
             told = pb.Announce(number=number, message=data, name=name, size=len(packed), encoding=1, rows=rows)
-            found.append(pb.Frame(announce=told))
-    return [frame.SerializeToString() for frame in found]
+            frames.append(pb.Frame(announce=told))
+    return [frame.SerializeToString() for frame in frames]
 
 
 FRAMES = valid_frames(VALID)
@@ -128,12 +128,12 @@ def splice(data: bytes, rng: random.Random) -> bytes:
 
 def noise(data: bytes, rng: random.Random) -> bytes:
     """Make random fields with random wire types: a protobuf of nothing in particular."""
-    found = b""
+    fields = b""
     for _ in range(rng.randrange(1, 8)):
         tag = rng.randrange(1, 24) << 3 | rng.choice((0, 1, 2, 5))
         body = rng.randbytes(rng.randrange(12))
-        found += bytes([tag & 127]) + (bytes([len(body)]) if tag & 7 == 2 else b"") + body
-    return found
+        fields += bytes([tag & 127]) + (bytes([len(body)]) if tag & 7 == 2 else b"") + body
+    return fields
 
 
 def inside(data: bytes, rng: random.Random) -> bytes:

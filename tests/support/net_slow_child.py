@@ -103,10 +103,10 @@ async def open_bare(folder: Path, place: int, data: bytes) -> Any:
 
 async def read_bare(channel: Any) -> int:
     """Read everything, and do nothing with it; returns how many bytes came."""
-    call, found = channel.unary_stream(READ)(b""), 0
+    call, received = channel.unary_stream(READ)(b""), 0
     while (message := await call.read()) is not grpc.aio.EOF:
-        found += len(message)
-    return found
+        received += len(message)
+    return received
 
 
 async def main(folder: Path, place: int) -> None:

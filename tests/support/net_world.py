@@ -55,14 +55,14 @@ class Recorder:
 
     def up(self) -> set[int]:
         """Return who is connected; checks that each one's events alternate."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         for kind, number in self.events:
             if kind == "connected":
-                assert number not in found
-                found.add(number)
+                assert number not in numbers
+                numbers.add(number)
             else:
-                found.remove(number)
-        return found
+                numbers.remove(number)
+        return numbers
 
     def _note(self, event: tuple[str, int]) -> None:
         self.events.append(event)
@@ -123,23 +123,23 @@ async def world(
     roster = Roster.found(identities[0], swarm.swarm_id, "d0")
     for i, identity in enumerate(identities[1:], 1):
         roster.introduce(identities[0], identity.certificate, f"d{i}", may_introduce=True)
-    found = World([], identities[0])
+    net = World([], identities[0])
     try:
         for identity in identities:
             device = make_device(identity, roster.copy(), identity.folder, options, swarm)
             device.address = await device.transport.start()
-            found.devices.append(device)
+            net.devices.append(device)
             if proxied:
-                found.proxies.append(await Proxy.start(device.address))
-        for i, device in enumerate(found.devices):
-            roster.announce(device.identity, [found.proxies[i].address if proxied else device.address])
-        for device in found.devices:
+                net.proxies.append(await Proxy.start(device.address))
+        for i, device in enumerate(net.devices):
+            roster.announce(device.identity, [net.proxies[i].address if proxied else device.address])
+        for device in net.devices:
             device.roster.merge(roster.records())
             device.transport.open(device.node)
-        yield found
+        yield net
     finally:
-        await asyncio.gather(*(device.transport.stop() for device in found.devices))
-        for proxy in found.proxies:
+        await asyncio.gather(*(device.transport.stop() for device in net.devices))
+        for proxy in net.proxies:
             await proxy.stop()
 
 

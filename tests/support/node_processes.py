@@ -39,11 +39,11 @@ def wait_for_round(path: Path, process: subprocess.Popen[str], least: int, secon
         assert process.poll() is None, process.communicate()[1]
         if (path / "control.json").exists():
             try:
-                found = call(path, "status")
+                status = call(path, "status")
             except Exception:
-                found = {"round": -1}
-            if found["round"] >= least and found["clusters"]:
-                return found
+                status = {"round": -1}
+            if status["round"] >= least and status["clusters"]:
+                return status
         time.sleep(0.05)
     raise AssertionError("no such round in time")
 

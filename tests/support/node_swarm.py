@@ -39,15 +39,15 @@ def make_swarm(
     """Make the folders of a swarm, the first its founder; ports count up from `port`."""
     # Clusters that are merged on the way are not what these tests are about.
     agreed = {"local": {"steps": 5}, "election": {"warmup_steps": 20}, "merging": None} | (agreed or {})
-    found: list[NodeFolder] = []
+    made: list[NodeFolder] = []
     for i, cluster in enumerate(clusters):
         path, data = folder / f"node{i}", write_samples(folder / f"{i}.csv", cluster, seed=i)
         network = {"host": "127.0.0.1", "port": port and port + i, "invite_port": 0}
         settings = {"network": network, "training": {"pause_s": 0.0, "reread_s": 0.0}, "log": {"level": "debug"}}
-        if not found:
+        if not made:
             init_node(path, Founding(data, "activity", settings=settings, hidden=(8,), agreed=agreed))
         else:
-            first = NodeFolder.load(found[0].path)
+            first = NodeFolder.load(made[0].path)
             folders.prepare(path)
             identity = Identity.create(path)
             addresses = [f"127.0.0.1:{port + i}"] if port else []
@@ -55,12 +55,12 @@ def make_swarm(
             first.save_roster()
             config = join_swarm(path, first.facts, JoinPlan(data, settings=settings))
             folders.write(path, config, first.facts, first.roster)
-        found.append(NodeFolder.load(path))
-    members = found[0].roster.records() if len(found) == 1 else NodeFolder.load(found[0].path).roster.records()
-    for each in found:
-        each.roster.merge(members)
-        each.save_roster()
-    return [NodeFolder.load(each.path) for each in found]
+        made.append(NodeFolder.load(path))
+    members = NodeFolder.load(made[0].path).roster.records()
+    for device in made:
+        device.roster.merge(members)
+        device.save_roster()
+    return [NodeFolder.load(device.path) for device in made]
 
 
 class MemoryServiceTransport:
@@ -94,7 +94,7 @@ def memory_service(network: MemoryNetwork, folder: NodeFolder, **options: Any) -
     return Service(
         folder,
         ServiceOptions(log_stream=io.StringIO(), **options),
-        lambda each: MemoryServiceTransport(network, each.roster, each.identity.id),  # type: ignore[arg-type, return-value]
+        lambda service: MemoryServiceTransport(network, service.roster, service.identity.id),  # type: ignore[arg-type, return-value]
     )
 
 

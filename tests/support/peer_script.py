@@ -277,7 +277,7 @@ def show(message: Any) -> str:
         elif name == "offers":
             parts += [f"offers {', '.join(f'{j} of round {offer.stamp}' for j, offer in value)}"] if value else []
         elif name == "values":
-            parts += [f"values {' '.join(f'{each:g}' for each in value)}"] if value else []
+            parts += [f"values {' '.join(f'{number:g}' for number in value)}"] if value else []
         elif isinstance(value, Tally):
             parts.append(f"{value.voters} voters, {value.movers} movers")
         elif isinstance(value, Tensor):

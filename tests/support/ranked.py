@@ -61,11 +61,11 @@ def worlds() -> dict[str, Setting]:
             {"split": make_image_split(6, [12, 7, 5, 12, 9, 5]), "local": RECIPES["crops"], "make_model": cropping_cnn},
         ),
     }
-    found = {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
+    settings = {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
     merging = MergeOptions(opens=4, first=1, every=1, steps=3)
     for name in ("merging", "merging in parts"):
-        found[name] = replace(found[name], algorithm=replace(found[name].algorithm, merging=merging))
-    return found
+        settings[name] = replace(settings[name], algorithm=replace(settings[name].algorithm, merging=merging))
+    return settings
 
 
 def play(
@@ -92,10 +92,10 @@ def play(
 
 
 def main(out: Path) -> None:
-    found: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {"banks": ({}, {}), "resumed": ({}, {})}
+    kinds: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {"banks": ({}, {}), "resumed": ({}, {})}
     refused = ""
     with joined("cpu"):
-        for kind, (banks, rows) in found.items():
+        for kind, (banks, rows) in kinds.items():
             for name in worlds() if kind == "banks" else RESUMED:
                 setting = worlds()[name]
                 bank, rows[name] = play(setting, Ranks(setting.clients), resume=kind == "resumed")
@@ -106,7 +106,7 @@ def main(out: Path) -> None:
         except ConfigError as error:
             refused = str(error)
     if my_rank() == 0:
-        for kind, (banks, rows) in found.items():
+        for kind, (banks, rows) in kinds.items():
             save_file(banks, out / f"{kind}.safetensors")
             (out / f"{'rows' if kind == 'banks' else kind}.json").write_text(json.dumps(rows))
         (out / "refused.json").write_text(json.dumps(refused))

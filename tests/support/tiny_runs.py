@@ -68,8 +68,8 @@ def numbers(out: Path) -> Any:
     read = read_metrics(out, list(map(TrialRow.of, summary["runs"])))
     lines = [dict(line) for line in read]
     assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
-    for each in (*lines, *summary["runs"]):
-        assert each.pop("seconds", None) or each.get("error") or "time_s" in each
+    for row in (*lines, *summary["runs"]):
+        assert row.pop("seconds", None) or row.get("error") or "time_s" in row
     models = {
         path.name: {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
         for path in sorted((out / "models").iterdir())

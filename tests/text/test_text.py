@@ -152,16 +152,16 @@ def test_two_nodes_train_adapters_with_adam_over_loopback(tmp_path: Path) -> Non
 
 
 def test_bad_tokens_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    def found(tokens: np.ndarray) -> None:
+    def check(tokens: np.ndarray) -> None:
         np.savez(tmp_path / "x.npz", tokens=tokens, y=np.arange(len(tokens)) % 2)
         init_node(tmp_path / "n", Founding(str(tmp_path / "x.npz"), model="tiny_text:make"))
 
     with pytest.raises(DataError, match=r"tokens must be integers >= 0 of shape \(n, T\), got float64"):
-        found(np.zeros((8, 4)))
+        check(np.zeros((8, 4)))
     with pytest.raises(DataError, match=r"tokens must be integers >= 0"):
-        found(-np.ones((8, 4), dtype=np.int64))
+        check(-np.ones((8, 4), dtype=np.int64))
     with pytest.raises(DataError, match=rf"fails on the token {SIZE.words} \(.*\); give tokens of its own vocabulary"):
-        found(np.full((8, 4), SIZE.words))
+        check(np.full((8, 4), SIZE.words))
 
 
 def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
