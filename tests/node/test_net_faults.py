@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,29 +33,30 @@ def partial_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "partial").iterdir())
 
 
-async def half_read(net: World, reader: int) -> None:
-    """Wait until the reader has a good part of the model."""
+@asynccontextmanager
+async def half_sent(folder: Path, reader: int = 1) -> AsyncIterator[tuple[World, Device, Device]]:
+    """Stall a large model when its reader has a good part of it; yields the devices, the source and the reader."""
+    async with world(folder, 2, PATIENT, swarm=LARGE, proxied=True) as net:
+        await until(net.connected)
+        source, sink = net.devices[1 - reader], net.devices[reader]
+        net.proxies[1].stall_after(HALF)  # of the one that is dialled
+        source.transport.send(sink.number, update(3, size=LARGE.size))
 
-    def got() -> int:
-        neighbours = net.devices[reader].transport.status()["neighbours"].values()
-        return sum(pull["got"] for neighbour in neighbours for pull in neighbour["pulls"])
+        def got() -> int:
+            neighbours = sink.transport.status()["neighbours"].values()
+            return sum(pull["got"] for neighbour in neighbours for pull in neighbour["pulls"])
 
-    await until(lambda: 3e5 < got() < 1.9e6)
+        await until(lambda: 3e5 < got() < 1.9e6)
+        yield net, source, sink
 
 
 @pytest.mark.parametrize("reader", [0, 1])
 def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, reader: int) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
-            await until(net.connected)
-            source, sink = net.devices[1 - reader], net.devices[reader]
-            proxy = net.proxies[1]  # of the one that is dialled
-            proxy.stall_after(HALF)
-            source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(net, reader)
+        async with half_sent(tmp_path, reader) as (net, source, sink):
             for link in net.proxies:
                 link.cut()
-            proxy.resume()
+            net.proxies[1].resume()
             await until(lambda: sink.node.messages)
             assert sink.node.events.count(("disconnected", source.number)) == 1
             (model,) = (m.message.model for _, m in sink.node.messages)
@@ -70,12 +73,7 @@ def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, read
 
 def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
-            await until(net.connected)
-            source, sink = net.devices
-            net.proxies[1].stall_after(HALF)
-            source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(net, 1)
+        async with half_sent(tmp_path) as (net, _, sink):
             await sink.transport.stop()
             net.proxies[1].resume()
             successor = make_device(sink.identity, sink.roster, sink.identity.folder, FAST, LARGE)
@@ -91,12 +89,7 @@ def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as net:
-            await until(net.connected)
-            source, sink = net.devices
-            net.proxies[1].stall_after(HALF)
-            source.transport.send(sink.number, update(3, size=LARGE.size))
-            await half_read(net, 1)
+        async with half_sent(tmp_path) as (net, _, sink):
             for proxy in net.proxies:
                 proxy.refusing = True
                 proxy.cut()

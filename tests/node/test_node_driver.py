@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ def make_alone(store: Any, rounds: int = 5, pace: Pace | None = None) -> tuple[N
     return Node(peer, work, MemoryNetwork(()).transport(0), store, pace=pace), work
 
 
+async def seconds_of(node: Node) -> float:
+    """Run a node to the end; returns how long it took."""
+    begin = time.monotonic()
+    await node.run()
+    node.stop()
+    return time.monotonic() - begin
+
+
 def test_a_round_in_progress_is_abandoned_at_the_end_and_what_was_done_is_on_the_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         node, work = make_alone(DiskStore(tmp_path))
@@ -147,11 +156,7 @@ def test_a_node_pauses_between_rounds() -> None:
     async def scenario() -> float:
         node, work = make_alone(None, rounds=3, pace=Pace(pause_s=0.05))
         work.free.set()
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        await node.run()
-        node.stop()
-        return loop.time() - begin
+        return await seconds_of(node)
 
     assert asyncio.run(scenario()) >= 0.15
 
@@ -233,10 +238,6 @@ def test_a_round_waits_shortly_for_all_neighbours_but_one_to_read_the_last_updat
         node, work = make_alone(None, rounds=3, pace=Pace(unread_s=unread_s))
         node._transport.unread = lambda: unread  # type: ignore[attr-defined]
         work.free.set()
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        await node.run()
-        node.stop()
-        return loop.time() - begin
+        return await seconds_of(node)
 
     assert (asyncio.run(scenario()) >= 3 * unread_s) == waits

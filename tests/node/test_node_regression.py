@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from memory_nodes import run_devices
 from safetensors import safe_open
 
 from dfca.base.errors import ConfigError, DataError
 from dfca.core.learning.params import initial
-from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
-from dfca.node.node import Node
 from dfca.node.operate.status import _facts as shown
 from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Deployed, Exported, predict_file, to_onnx, to_safetensors
@@ -23,8 +21,6 @@ from dfca.node.task.facts import Facts
 from dfca.node.task.founding import Founding, JoinPlan, init_swarm, join_swarm
 from dfca.node.task.learner import build, evaluate, predict
 from dfca.node.task.scaling import Scaling
-from dfca.node.work.worker import Worker
-from dfca.peer.peer import Peer
 
 FOUNDER = "a" * 52
 
@@ -55,22 +51,8 @@ def test_devices_that_predict_numbers_find_their_two_clusters(tmp_path: Path) ->
     assert 15 < facts.target.mean < 22
     configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
     model, samples = build(facts), [load(device, tmp_path, facts) for device in configs]
-    network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
-    nodes: dict[int, Node] = {}
-    for i, own in enumerate(samples):
-        options = facts.peer_options(i, [j for j in range(4) if j != i])
-        peer = Peer(options, lambda rows: torch.zeros(rows, facts.model_size))
-        worker = Worker(facts.client(i, 3, own.train, model))
-        nodes[i] = Node(peer, worker, network.transport(i), duration=lambda job: 1.0)
-
-    async def everybody() -> None:
-        await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 10_000)
-
-    loop = VirtualTimeLoop()
-    loop.run_until_complete(everybody())
-    loop.close()
     clusters = []
-    for i, node in nodes.items():
+    for i, node in run_devices(facts, samples, model).items():
         bank = node.machine.bank
         assert bank is not None
         report = evaluate(model, bank, samples[i].train, samples[i].held_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -15,14 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_nodes import run_devices
 from safetensors import safe_open
 
 from dfca import simulate
 from dfca.base.errors import ConfigError, DataError, DfcaError, ModelError
 from dfca.core.learning.params import initial
 from dfca.data.clients import Split
-from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
-from dfca.node.node import Node
 from dfca.node.task.config import DataConfig, NodeConfig, check_address, found_format
 from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Exported, predict_file, to_onnx, to_safetensors
@@ -30,9 +28,6 @@ from dfca.node.task.facts import FOREVER, VERSION, Facts, InputFacts, LocalFacts
 from dfca.node.task.founding import Founding, JoinPlan, check_fits, init_swarm, join_swarm
 from dfca.node.task.learner import Architecture, build, deep_mlp, evaluate, measured, predict
 from dfca.node.task.scaling import Scaling, measure
-from dfca.node.work.worker import Worker
-from dfca.peer.peer import Peer
-from dfca.peer.records.work import Job
 
 FOUNDER = "a" * 52
 
@@ -349,21 +344,8 @@ def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
     )  # a guarded election opens more than two clusters, surveys merge them
     configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
     model, samples = build(facts), [load(device, tmp_path, facts) for device in configs]
-    network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
-    nodes: dict[int, Node] = {}
-    for i, own in enumerate(samples):
-        options = facts.peer_options(i, [j for j in range(4) if j != i])
-        peer = Peer(options, lambda rows: torch.zeros(rows, facts.model_size))
-        nodes[i] = Node(peer, Worker(facts.client(i, 3, own.train, model)), network.transport(i), duration=one_second)
-
-    async def everybody() -> None:
-        await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 10_000)
-
-    loop = VirtualTimeLoop()
-    loop.run_until_complete(everybody())
-    loop.close()
     reports = []
-    for i, node in nodes.items():
+    for i, node in run_devices(facts, samples, model).items():
         assert node.machine.bank is not None
         reports.append(evaluate(model, node.machine.bank, samples[i].train, samples[i].held_out))
     clusters = [report.cluster for report in reports]
@@ -372,10 +354,6 @@ def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
         assert report.own is not None
         assert report.own.accuracy > 0.8
         assert report.own == max(report.scores)
-
-
-def one_second(job: Job) -> float:
-    return 1.0
 
 
 # Export and predictions.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import torch
 
-from dfca.node.memory import MemoryNetwork
+from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
+from dfca.node.task.dataset import DeviceSamples
+from dfca.node.task.facts import Facts
+from dfca.node.task.learner import Architecture
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Machine, Memory
 from dfca.peer.peer import Peer
@@ -66,6 +70,20 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
             kind = Server if i == SERVER else ServerClient
         machine = kind(options, memory)
         nodes[i] = Node(machine, worker, network.transport(i), MemoryStore(), duration if timed else None)
+    return nodes
+
+
+def run_devices(facts: Facts, samples: Sequence[DeviceSamples], model: Architecture) -> dict[int, Node]:
+    """Run a node for each device's samples, all linked with all, a second a job, until their rounds are done."""
+    devices = range(len(samples))
+    network = MemoryNetwork((i, j) for i in devices for j in range(i))
+    nodes = {}
+    for i in devices:
+        options = facts.peer_options(i, [j for j in devices if j != i])
+        peer = Peer(options, lambda rows: torch.zeros(rows, facts.model_size))
+        worker = Worker(facts.client(i, 3, samples[i].train, model))
+        nodes[i] = Node(peer, worker, network.transport(i), duration=lambda job: 1.0)
+    run_all(nodes, VirtualTimeLoop())
     return nodes
 
 
