@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset
 
 import dfca
 from dfca.base.errors import ConfigError, DataError
+from dfca.core.learning.local import local_steps
 
 OPTIONS: dict[str, Any] = {"clusters": 2, "rounds": 4, "topology": "complete", "engine": "loop"}
 
@@ -80,6 +83,90 @@ def test_an_augmentation_is_drawn_anew_in_every_round_and_replayed() -> None:
     assert Shaken.reads == few + 2 * split.train.of(0)[1].numel() * 4
     with pytest.warns(dfca.DfcaWarning, match=r"read anew in every round: split_from\(..., lazy=True\)"):
         dfca.split_from([Shaken()] * 4)
+
+
+class Still(Shaken):
+    """Samples that stay as they are."""
+
+    def __init__(self, inputs: int = 5) -> None:
+        self.inputs = inputs
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        Shaken.reads += 1
+        return torch.linspace(-1, 1, self.inputs) + index / 5, index % 3
+
+
+EPOCHS: dict[str, dict[str, Any]] = {
+    "full batches": {"batch_size": None},
+    "batches": {"batch_size": 5},
+    "momentum": {"batch_size": 5, "momentum": 0.5},
+    "adam": {"batch_size": 4, "optimizer": "adam", "learning_rate": 0.01},
+}
+
+
+def run_epochs(split: dfca.Split, algorithm: str, how: str, **more: Any) -> dfca.Result:
+    return dfca.simulate(network, split, algorithm, **{**OPTIONS, "epochs": 3, **EPOCHS[how], **more})
+
+
+@pytest.mark.parametrize("how", EPOCHS)
+def test_a_dataset_is_read_once_per_epoch(how: str) -> None:
+    for kind in (Shaken, Still):
+        split = dfca.split_from([kind()] * 4, lazy=True)
+        counts = []
+        for rounds in (1, 3):
+            Shaken.reads = 0
+            run_epochs(split, "dfca-gi", how, rounds=rounds, evaluate_every=rounds)
+            counts.append(Shaken.reads)
+        assert counts[1] - counts[0] == 2 * len(split.train.y) * 3
+
+
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "fedem", "fedspd"])
+def test_what_epochs_read_is_drawn_again_in_the_same_run(algorithm: str) -> None:
+    split = dfca.split_from([Shaken()] * 4, lazy=True)
+    runs = [run_epochs(split, algorithm, "batches") for _ in range(2)]
+    assert torch.equal(runs[0].banks, runs[1].banks)
+    with pytest.warns(dfca.DfcaWarning, match="read anew"):
+        once = run_epochs(dfca.split_from([Shaken()] * 4), algorithm, "batches")
+    assert not torch.equal(runs[0].banks, once.banks)
+
+
+@pytest.mark.parametrize("inputs", [5, 4000])  # more than samples: steps are taken in their span
+@pytest.mark.parametrize("how", EPOCHS)
+def test_a_dataset_that_stays_as_it_is_gives_the_bits_of_one_read_per_round(how: str, inputs: int) -> None:
+    def model() -> nn.Module:
+        return dfca.mlp((inputs,), 3, 16)
+
+    split = dfca.split_from([Still(inputs)] * 4, lazy=True)
+    once = replace(split, train=replace(split.train, x=replace(split.train.x, fixed=True)))
+    runs = [dfca.simulate(model, one, "dfca-gi", **{**OPTIONS, "epochs": 3, **EPOCHS[how]}) for one in (split, once)]
+    assert torch.equal(runs[0].banks, runs[1].banks)
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+def test_the_steps_of_an_epoch_are_on_what_was_read_for_it(hidden: tuple[int, ...]) -> None:
+    split = dfca.split_from([Shaken()] * 4, lazy=True)
+    local = dfca.LocalOptions(epochs=3, learning_rate=0.5)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)) if hidden else nn.Linear(5, 3)
+
+    setting = dfca.Setting(
+        split=split, graph=nx.complete_graph(4), make_model=model, algorithm=dfca.ALGORITHMS["local"](), clusters=1,
+        rounds=2, seed=0, local=local, engine="loop",
+    )  # fmt: skip
+    whole, first, second = (dfca.Simulation(setting) for _ in range(3))
+    for round in range(2):
+        expected = whole.banks[0].clone()
+        whole.step()
+        for client, vector in enumerate(expected):
+            for epoch in range(3):
+                x, y = split.train.of(client, round, epoch)
+                vector.copy_(local_steps(whole.flat, vector, x, y, replace(local, epochs=1)))
+        torch.testing.assert_close(whole.banks[0], expected)
+    first.step()
+    second.restore(*first.state())
+    second.step()
+    assert torch.equal(second.banks, whole.banks)
 
 
 def test_parts_of_lazy_samples_are_lazy() -> None:

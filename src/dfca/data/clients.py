@@ -90,18 +90,19 @@ class ClientData:
             return 0
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
 
-    def of(self, client: int, round: int = -1) -> tuple[Any, Tensor]:
+    def of(self, client: int, round: int = -1, epoch: int = 0) -> tuple[Any, Tensor]:
         """View one client's samples.
 
         Args:
             client: Its number.
             round: For which samples that are read when they are used are read; -1: for none.
+            epoch: Of that round.
 
         Returns:
             x `(n, *shape)` and y `(n, ...)`.
         """
         x, y = self.stored(client)
-        return change(x.now(round) if isinstance(x, Lazy) else x, self._numbers), y
+        return change(x.now(round, epoch) if isinstance(x, Lazy) else x, self._numbers), y
 
     def stored(self, client: int) -> tuple[Any, Tensor]:
         """View one client's samples as they are kept.
@@ -235,7 +236,7 @@ class Split:
             clusters: The true cluster of each client, where it is known.
             classes: The number of classes; default: counted from the labels.
             task: What is predicted.
-            lazy: Whether samples are read when they are used, and anew in every round, instead of once.
+            lazy: Whether samples are read when they are used, and anew in every round and epoch, instead of once.
 
         Returns:
             The split, checked.

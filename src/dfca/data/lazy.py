@@ -1,4 +1,4 @@
-"""Samples that are read when they are used: arrays in files, and Datasets that are read anew in every round."""
+"""Samples that are read when they are used: arrays in files, and Datasets that are read anew in every epoch."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def join_lazily(clients: Sequence[Any], convert: Convert) -> tuple[Lazy, list[li
             )
         return x
 
-    def read(rows: Tensor, round: int) -> list[Tensor]:
-        found: list[Tensor] = []
+    def read(rows: Tensor, round: int, epoch: int) -> list[Tensor]:
+        samples: list[Tensor] = []
         owners, counts = torch.unique_consecutive(torch.bucketize(rows, bounds, right=True), return_counts=True)
         left = iter(rows.tolist())
         for client, count in zip(owners.tolist(), counts.tolist(), strict=True):
-            with seeded(0, "read", client, round):
-                found += [look(client, clients[client][row - begins[client]][0]) for row in islice(left, count)]
-        return found
+            with seeded(0, "read", client, round, *([epoch] if epoch else [])):
+                samples += [look(client, clients[client][row - begins[client]][0]) for row in islice(left, count)]
+        return samples
 
     bounds = torch.tensor(begins[1:])
     labels: list[list[Any]] = []
@@ -85,7 +85,8 @@ def join_lazily(clients: Sequence[Any], convert: Convert) -> tuple[Lazy, list[li
             value, label = pair_of(dataset[place], f"client {client}")
             look(client, value)
             labels[-1].append(label)
-    return Lazy(read, torch.arange(begins[-1]), tuple(first.shape), first.dtype), labels
+    fixed = all(isinstance(dataset, Rows) for dataset in clients)
+    return Lazy(read, torch.arange(begins[-1]), tuple(first.shape), first.dtype, fixed), labels
 
 
 def map_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:

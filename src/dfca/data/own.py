@@ -48,8 +48,8 @@ def split_from(
         seed: Determines which samples are held out.
         task: What is learned, where the source does not say; default: classification.
         lazy: Whether samples stay where they are (a file that is mapped into memory, `map_npz`; a Dataset) and are read
-            when they are used, a Dataset anew in every round, by a random stream of the client and the round. Labels
-            are read once. Clients are trained one after the other.
+            when they are used, a Dataset anew in every round and, with `epochs`, every epoch, by a random stream of the
+            client, the round and the epoch. Labels are read once. Clients are trained one after the other.
 
     Returns:
         The split, checked.

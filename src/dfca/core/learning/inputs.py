@@ -52,16 +52,18 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Lazy:
-    """Samples, one tensor each, that are read when they are used, and read anew in every round.
+    """Samples, one tensor each, that are read when they are used, and read anew in every round and epoch.
 
-    read: returns those of some rows (n,) in a round; rows: which; sample: the shape of one; dtype: as it is kept;
-    kind: what floating-point samples become, None for no change.
+    read: returns those of some rows (n,) in a round and an epoch; rows: which; sample: the shape of one; dtype: as it
+    is kept; fixed: whether they are the same in every epoch; kind: what floating-point samples become, None for no
+    change.
     """
 
-    read: Callable[[Tensor, int], list[Tensor]]
+    read: Callable[[Tensor, int, int], list[Tensor]]
     rows: Tensor
     sample: tuple[int, ...]
     dtype: torch.dtype
+    fixed: bool = False
     device: torch.device | str = "cpu"
     kind: torch.dtype | None = None
 
@@ -76,9 +78,9 @@ class Lazy:
         """The shape of all samples."""
         return (len(self.rows), *self.sample)
 
-    def now(self, round: int) -> Tensor:
-        """Read all samples, in a round of their client; -1: outside of rounds."""
-        read = self.read(self.rows, round)
+    def now(self, round: int, epoch: int = 0) -> Tensor:
+        """Read all samples, in a round of their client and an epoch of it; round -1: outside of rounds."""
+        read = self.read(self.rows, round, epoch)
         if not read:
             return torch.empty(0, *self.sample, dtype=self.dtype)
         return moved(torch.stack(read), self.device, self.kind)

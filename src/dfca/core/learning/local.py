@@ -5,7 +5,7 @@ F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the loss of the model's task
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -109,6 +109,8 @@ def lowest(values: Tensor) -> int:
     return numbers.index(min(numbers))
 
 
+LaterEpochs = Callable[[int], Tensor]
+"""Gives the samples x (n, *shape) of an epoch."""
 NO_SAMPLE = -1
 """Fills the last batch of an epoch up to the size of the others."""
 
@@ -174,7 +176,7 @@ class TrainingSet(NamedTuple):
     samples in the loss instead of 1/n. products (n, n): `inner_products` of x, where they are known. weights (n,), or
     (C, n): how much each sample counts, the loss being the mean of w_d L(d). frozen: the tensors of the model that stay
     as they are, by their places. changes: of images, in every step (`Drawn`). state: of the optimiser, which continues
-    with it and leaves its own there.
+    with it and leaves its own there. later: gives x of the epochs after the first, where it is another.
     """
 
     x: Inputs
@@ -186,6 +188,14 @@ class TrainingSet(NamedTuple):
     frozen: frozenset[int] = frozenset()
     changes: Tensor | None = None
     state: State | None = None
+    later: LaterEpochs | None = None
+
+    def begins(self, step: int, options: LocalOptions) -> Tensor | None:
+        """Return the samples of the epoch that begins with a step, where they are others than those before."""
+        if self.later is None or options.epochs is None or step == 0:
+            return None
+        epoch, within = divmod(step, options.steps_of(len(self.y)) // options.epochs)
+        return None if within else self.later(epoch)
 
 
 def local_steps(
@@ -223,6 +233,7 @@ def local_steps_(
     decays = [decay for decay, piece in zip(weight_decays(model, options), theta, strict=True) if piece.requires_grad]
     take_step_ = make_stepper(moving, options, decays, state=data.state)
     for step in range(options.steps_of(len(y))):
+        x = x if (other := data.begins(step, options)) is None else other
         if step == 0 and begun is not None and batches is None:
             loss, leaves = mean_loss(begun.outputs, y), begun.tensors
             if begun.rest is not None:
@@ -354,7 +365,7 @@ def _dense_steps_(
     layers, pieces = model.dense, model.pieces(vectors)
     down, whole = _descent(model, pieces, data, options)
     samples, batches, weights = data.y.shape[vectors.dim() - 1], data.batches, data.weights
-    plain = not data.frozen and (weights is None or batches is None)
+    plain = not data.frozen and (weights is None or batches is None) and data.later is None
     if plain and spans(model, samples, options, known=data.products is not None):
         if batches is None:
             z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
@@ -366,6 +377,8 @@ def _dense_steps_(
         lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
         return
     for step in range(options.steps_of(samples)):
+        if (other := data.begins(step, options)) is not None:
+            whole = whole._replace(x=other.flatten(1), products=None)
         batch = whole
         if batches is not None:
             chosen = batch_at(batches, step).to(data.y.device)

@@ -34,6 +34,7 @@ from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.local import (
     Drawn,
     Forward,
+    LaterEpochs,
     LocalOptions,
     Samples,
     TrainingSet,
@@ -122,6 +123,12 @@ class LocalTask(NamedTuple):
         """The rounds of some that take part."""
         return [self.round if isinstance(self.round, int) else self.round[position] for position in positions]
 
+    def reader(self, place: int, round: int) -> LaterEpochs | None:
+        """Return what reads a client's samples in an epoch of a round, None where they stay as they are."""
+        if not isinstance(self.data.x, Lazy) or self.data.x.fixed:
+            return None
+        return lambda epoch: self.data.of(place, round, epoch)[0]
+
     def of_one_rate(self, chunks: Sequence[slice], local: LocalOptions) -> Sequence[slice]:
         """Cut chunks of positions where rounds differ, if the learning rate depends on the round."""
         if local.constant_rate or isinstance(self.round, int):
@@ -159,13 +166,15 @@ class TrainedChunk(NamedTuple):
 
 class LocalRound(NamedTuple):
     """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which rounds of
-    theirs (-1: after the last); products: the inner products of all of x, where they are known."""
+    theirs (-1: after the last); products: the inner products of all of x, where they are known; read: what reads x in
+    another epoch (`LocalTask.reader`)."""
 
     x: Any  # Samples; stacked, one tensor
     y: Tensor
     options: LocalOptions
     rounds: Sequence[int]
     products: Tensor | None = None
+    read: LaterEpochs | None = None
 
 
 class _Chunk(NamedTuple):
@@ -304,7 +313,8 @@ class Engine:
         begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
         products = task.data.products if self.stacked and self._spans(task.data) else None
-        local = LocalRound(x, y, self.local.at(*rounds), rounds, None if products is None else products[place])
+        products = None if products is None else products[place]
+        local = LocalRound(x, y, self.local.at(*rounds), rounds, products, task.reader(place, *rounds))
         self._train_alone_(vector, local, choice, task.first + place, begun)
         fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
         return TrainedChunk([position], [choice], looked.means[None], looked_s, [fine], vector[None])
@@ -514,12 +524,13 @@ class Engine:
         self, vector: Tensor, local: LocalRound, choice: Choice, client: int, begun: Forward | None = None
     ) -> None:
         """Train one client's model in place: vector (P,)."""
-        x, y, options, (round,), products = local
+        x, y, options, (round,), products, read = local
         if choice.points is not None:
             x, y, products = x[choice.points], y[choice.points], None
         batches, changes = draw_steps(len(y), options, self.seed, client, round)
         state = self.kept.before(client, choice.cluster, round) if options.keeps_state else None
-        data = TrainingSet(x, y, batches, products=products, changes=changes, state=state)
+        later = later_epochs(read, x, choice.points, options)
+        data = TrainingSet(x, y, batches, products=products, changes=changes, state=state, later=later)
         with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
             local_steps_(self.model, vector, data, options, begun)
         if state is not None and bool(vector.isfinite().all()):
@@ -636,7 +647,7 @@ class Engine:
 
     def _vmapped_steps_(self, vectors: Tensor, data: TrainingSet, options: LocalOptions) -> None:
         """Train C models of any stackable kind in place."""
-        model, task, (x, y, indices, shares, _, weights, frozen, changes, _) = self.model, self.model.task, data
+        model, task, (x, y, indices, shares, _, weights, frozen, changes, *_) = self.model, self.model.task, data
         assert isinstance(x, Tensor)
         if weights is not None and indices is None:
             shares = weights / y.shape[1]
@@ -680,6 +691,24 @@ class Engine:
         width = x[0, 0].numel() + self.model.size // max(1, x[0, 0].numel())
         client_bytes = x.element_size() * models * (2 * self.model.size + samples * width)
         return slices(clients, max(1, min(clients, CHUNK_BYTES // client_bytes)))
+
+
+def later_epochs(
+    read: LaterEpochs | None, x: Tensor, points: Tensor | None, options: LocalOptions
+) -> LaterEpochs | None:
+    """Return what gives the samples of the epochs after the first, None where they are x in all of them: what does not
+    change is trained on as if it were read once, to the same bits."""
+    if read is None:
+        return None
+
+    def pick(epoch: int) -> Tensor:
+        samples = read(epoch)
+        return samples if points is None else samples[points]
+
+    for known in range(1, options.epochs or 1):
+        if not torch.equal(again := pick(known), x):
+            return lambda epoch: again if epoch == known else pick(epoch)
+    return None
 
 
 def slices(count: int, size: int) -> list[slice]:

@@ -17,7 +17,7 @@ from dfca.core.client import stage_names
 from dfca.core.learning.local import Drawn, TrainingSet, draw_steps, local_steps_
 from dfca.core.learning.parts import Stage
 from dfca.core.rng import seeded
-from dfca.sim.local.engine import CHUNK_BYTES, Engine, LocalTask, TrainedChunk, finite, slices
+from dfca.sim.local.engine import CHUNK_BYTES, Engine, LocalTask, TrainedChunk, finite, later_epochs, slices
 
 
 def work(
@@ -115,14 +115,16 @@ class _Planned:
         engine, model, place = self.engine, self.engine.model, self.places[position]
         (round,) = self.task.rounds([position])
         x, y = self.task.data.of(place, round)
+        read = self.task.reader(place, round)
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]
         for number, (options, frozen) in enumerate(self.stages):
             names = stage_names(self.task.first + place, round, number)
             batches, changes = draw_steps(len(y), options, engine.seed, *names)
+            later = later_epochs(read, x, choice.points, options)
             for j, vector in enumerate(vectors):
                 weights = None if choice.weights is None else choice.weights[j].to(vector)
-                data = TrainingSet(x, y, batches, weights=weights, frozen=frozen, changes=changes)
+                data = TrainingSet(x, y, batches, weights=weights, frozen=frozen, changes=changes, later=later)
                 with seeded(engine.seed, "noise", *names):
                     local_steps_(model, vector, data, options.at(round))
 
