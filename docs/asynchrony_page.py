@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from writing import differences, spread, table
+from writing import spread, table
 
 from dfca.report.drawing.svg import to_svg
 from dfca.report.results import stored_run
@@ -16,23 +16,22 @@ from dfca.report.virtual.summary import VirtualResults, axis_of, finished, rows_
 from dfca.report.virtual.tables import ratio_to_batch, virtual_tables
 from dfca.report.wording import one_line
 from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import TrialRow
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
-    "stragglers": (
-        "time-20",
-        "target-by-slowdown",
-        "idle-by-slowdown",
-        "ages",
-        "timeline-dfca-gi-sequential",
-        "timeline-dfca-gi-batch",
-    ),
-    "delays": ("target-by-latency_s", "accuracy-by-latency_s"),
-    "churn": ("accuracy-by-away", "target-by-away"),
-    "lossy": ("accuracy-by-loss", "target-by-loss"),
+    "stragglers": ("time-20", "target-by-slowdown", "timeline-dfca-gi-sequential", "timeline-dfca-gi-batch"),
+    "delays": ("target-by-latency_s",),
+    "churn": ("target-by-away",),
+    "lossy": ("target-by-loss",),
     "partition": ("time",),
-    "late-joiner": ("joiners-dfca-gi-sequential", "timeline-dfca-gi-sequential"),
+    "late-joiner": ("joiners-dfca-gi-sequential",),
 }
+LEFT_OUT = ("trained s per client", "age of models", "rounds of a client")
+"""Columns of a report that the page does not need."""
+TIME, TRAFFIC = "after virtual s", "MB per client"
+"""What is shown of a sweep besides the accuracy: the columns whose titles hold these; the traffic once."""
+ACCURACY = "accuracy in the end %"
 
 
 def load(name: str) -> Run | None:
@@ -57,29 +56,36 @@ def verdicts() -> str:
 
 
 def _table(results: Run) -> str:
-    """Write the table in virtual time with the accuracy in the end beside it."""
+    """Write the accuracy in the end and what the report's table says; of a sweep one table for each measure."""
     axis, rows = axis_of(results), finished(results)
     (measures,) = virtual_tables(results)
-    at = 1 if axis.key else 0
-    lines = []
     titles = [one_line(title) for title in measures.columns]
-    names = variants(rows, axis)
-    first = next((name for name in names if name.split()[0] == "dfca-auto"), names[0])
-    titles[at + 1 : at + 1] = ["accuracy in the end %", f"minus {first} ± 95 %"]
-    value, asked = axis.values[0], {}
+    if not axis.key:
+        kept = [number for number, title in enumerate(titles) if title not in LEFT_OUT]
+        lines = [[line[number].text for number in kept] for line in measures.rows]
+        for line in lines:
+            line.insert(1, _accuracy(rows_of(rows, axis, axis.values[0], line[0])))
+        return table([titles[0], ACCURACY, *(titles[number] for number in kept[1:])], lines)
+    parts = (TIME, TRAFFIC) if axis.key == "world.compute.slowdown" else (TIME,)
+    shown = {title: number for number, title in enumerate(titles) if any(part in title for part in parts)}
+    swept: dict[str, dict[str, list[str]]] = {title: {} for title in (ACCURACY, *shown)}
+    value = axis.values[0]
     for line in measures.rows:
-        cells = [cell.text for cell in line]
-        value = float(cells[0]) if axis.key and cells[0] else value
-        group = rows_of(rows, axis, value, cells[at])
-        place = f"{cells[at]} at {value:g}" if axis.key else cells[at], titles[at + 2]
-        if cells[at] != first:
-            asked[place] = group, rows_of(rows, axis, value, first), "accuracy"
-        cells[at + 1 : at + 1] = [spread([trial["accuracy"] for trial in group])]
-        lines.append((cells, place))
-    told, reading = differences(asked)
-    full = [[*cells[: at + 2], told.get(place, "–"), *cells[at + 2 :]] for cells, place in lines]
-    head = [f"`{title}`" if number < at else title for number, title in enumerate(titles)]
-    return "\n\n".join(part for part in (table(head, full), reading, _explain_zeros(results)) if part)
+        value = float(line[0].text) if line[0].text else value
+        name = line[1].text
+        swept[ACCURACY].setdefault(name, []).append(_accuracy(rows_of(rows, axis, value, name)))
+        for title, number in shown.items():
+            swept[title].setdefault(name, []).append(line[number].text)
+    values = [f"{value:g}" for value in axis.values]
+    made = [
+        table([f"{title}, at `{axis.key}` =", *values], [[name, *cells] for name, cells in lines.items()])
+        for title, lines in swept.items()
+    ]
+    return "\n\n".join(part for part in (*made, _explain_zeros(results)) if part)
+
+
+def _accuracy(trials: Iterable[TrialRow]) -> str:
+    return spread([trial["accuracy"] for trial in trials])
 
 
 def _explain_zeros(results: Run) -> str:
@@ -98,10 +104,8 @@ def _explain_zeros(results: Run) -> str:
     where = ", ".join(f"{runs} at {' and '.join(values)}" if values[0] else runs for runs, values in places.items())
     end_s = max(trial.time_s or 0.0 for trial in rows)
     return (
-        f"0 % stands for a run that ended, after {end_s:g} virtual seconds, before any client that was there held a "
-        "model: the election before the first round had not ended among them. "
-        f"That is so in {where}. "
-        "A difference to such a row says that it had not begun, not how good its models are."
+        f"0 %: no client held a model when the run ended, after {end_s:g} virtual seconds, because the election before "
+        f"the first round had not ended: {where}."
     )
 
 
@@ -114,7 +118,7 @@ def _draw(name: str, results: Run) -> Iterator[str]:
         path.parent.mkdir(exist_ok=True)
         path.write_text(standalone(to_svg(drawing.figure)))
         text = f"{drawing.title}: {drawing.caption}" if drawing.title else drawing.caption
-        yield f"![{text}](asynchrony/{path.name})\n\n*{text}*"
+        yield f"![{name}: {wanted}](asynchrony/{path.name})\n\n*{text}*"
 
 
 def _verdicts() -> Iterator[tuple[str, str]]:
@@ -129,8 +133,8 @@ def _verdicts() -> Iterator[tuple[str, str]]:
             asked = f"`{name}`: 30 % churn and 10 % loss, within 2 points of the fault-free run"
             yield asked, f"{100 * (hard - free):+.2f} points"
     if joiner:
-        for row in virtual_tables(joiner)[0].rows:
-            yield f"a late joiner at 95 % of the others: {row[0].text}", f"after {row[-1].text} s"
+        times = sorted((row[-1].text for row in virtual_tables(joiner)[0].rows), key=float)
+        yield "a late joiner at 95 % of the others, with all algorithms", f"after {times[0]} to {times[-1]} s"
 
 
 def _straggler_verdicts(name: str, results: Run) -> Iterator[tuple[str, str]]:
