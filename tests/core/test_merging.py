@@ -109,7 +109,7 @@ def test_each_model_is_judged_with_as_many_personal_steps_as_suit_it() -> None:
     assert worth(0.01, 0.05, 0.02) == pytest.approx(0.01)  # they harm both
 
 
-def test_what_is_worth_its_data_stays_and_what_is_not_is_merged() -> None:
+def test_a_cluster_that_is_worth_its_data_stays_and_another_is_merged() -> None:
     assert decide(*pair(0.2), OPTIONS) == Plan()
     plan = decide(*pair(0.02, 30, 90), OPTIONS)
     assert plan.closed == (1,)
@@ -241,7 +241,7 @@ def test_the_loss_that_clusters_are_judged_by() -> None:
     assert math.isnan(float(judge(build_task("classification"), z[:, :0], torch.zeros(1, 0, dtype=torch.int64))))
 
 
-def test_a_sample_goes_with_the_cluster_that_the_other_samples_choose() -> None:
+def test_a_sample_is_of_the_cluster_that_the_other_samples_choose() -> None:
     losses = torch.tensor([[1.0, 1.0, 9.0], [2.0, 2.0, 2.0], [5.0, math.inf, 0.0]])
     assert choose_without(losses, 1).tolist() == [1, 1, 0]
     assert choose_without(losses[:, :1], 1).tolist() == [1]  # there are no others
@@ -249,7 +249,7 @@ def test_a_sample_goes_with_the_cluster_that_the_other_samples_choose() -> None:
     assert choose_without(torch.full((2, 2), math.nan), 1).tolist() == [0, 0]
 
 
-def test_what_a_client_says_by_hand() -> None:
+def test_the_observation_of_a_client_by_hand() -> None:
     own, partner, average = [0.1, 0.2, 0.3], [0.4, 0.4, 0.0], [0.2, 0.4, 0.9]
     plain = torch.tensor([own, partner, average], dtype=torch.float64)
     losses = torch.stack([plain, torch.stack([plain[0] / 2, plain[1] / 2, plain[2] / 4])])
@@ -289,7 +289,7 @@ def test_clusters_are_not_merged_where_their_average_is_worse() -> None:
         assert bool(decide(*survey, MergeOptions()).merges) is merged
 
 
-def test_the_larger_cluster_counts_more_in_the_harm_and_who_has_no_vote_not_at_all() -> None:
+def test_the_larger_cluster_counts_more_in_the_harm_and_a_client_without_a_vote_not_at_all() -> None:
     (one, _), (_, other) = harmful(0.04, 30), harmful(0.0, 90)
     assert harms(*ask((0, 1), [one, other]))[0, 1] == pytest.approx(0.01, abs=1e-6)
     assert harms(*ask((0, 1), [one, (Opinion(1, 90), None)]))[0, 1] == pytest.approx(0.04, abs=1e-6)

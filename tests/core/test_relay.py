@@ -46,7 +46,7 @@ def test_lots_are_a_permutation_and_the_same_for_numbers_and_tensors() -> None:
         assert 0 <= int(lots.min()) <= int(lots.max()) < 2**32
 
 
-def test_who_trains_a_cluster_looks_for_copies_until_enough_others_train_it_beside_it() -> None:
+def test_a_trainer_looks_for_copies_until_enough_neighbours_train_its_cluster() -> None:
     state, _ = Rules(1, 9).end_round(ClientState.of(torch.zeros(2, 1)), 0, torch.zeros(1))
 
     def most_beside(rules: Rules, cluster: int, settled: bool = True) -> int:
@@ -168,7 +168,7 @@ def test_beside_a_trainer_the_freshest_copy_is_asked_for_and_of_equals_a_lot_dec
         assert chosen == max(new, other, key=lambda offer: lot(now, offer.sender))
 
 
-def test_who_asks_dfca_to_share_otherwise_is_told_that_it_does_not() -> None:
+def test_dfca_auto_notes_that_it_ignores_another_way_of_sharing() -> None:
     told = 'dfca-auto has its own rule for sharing, "relay"; mixing.share does not change it'
     for share in ("all", "relay", "trained"):
         assert (told in Simulation(make_toy_setting(quick("dfca-auto"), share=share)).notes) == (share == "all")

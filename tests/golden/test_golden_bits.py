@@ -37,7 +37,7 @@ def test_a_swarm_ends_as_it_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", STATES, ids=lambda path: f"{path.parts[-3]} {path.name.removesuffix('.json.gz')}")
-def test_a_swarm_goes_on_from_a_stored_state(path: Path) -> None:
+def test_a_swarm_continues_from_a_stored_state(path: Path) -> None:
     name, stored = path.name.split(".")[0], json.loads(gzip.decompress(path.read_bytes()))
     ends = json.loads((path.parent / "ends.json").read_text())[name]
     swarm = Swarm.unpack(name, stored)

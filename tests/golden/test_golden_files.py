@@ -105,7 +105,7 @@ def test_a_finished_run_is_read_reported_and_reused_as_it_is(version: Path, name
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_interrupted_run_goes_on_to_the_numbers_of_an_unbroken_one(version: Path, name: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_numbers_of_an_unbroken_one(version: Path, name: str, tmp_path: Path) -> None:
     out, begun = tmp_path / "run", Begun()
     experiment = copy_run(version / "runs" / f"{name}-interrupted", out)
     assert list(out.glob("checkpoint/*/*.safetensors"))
@@ -195,7 +195,7 @@ def test_a_node_shows_its_status_and_predicts(version: Path, node: Path) -> None
     assert [float(line[2]) for line in now[1:]] == pytest.approx([float(line[2]) for line in stored[1:]], abs=1e-3)
 
 
-def test_a_node_goes_on_in_its_next_life(version: Path, node: Path) -> None:
+def test_a_node_continues_after_a_restart(version: Path, node: Path) -> None:
     held = read(version / "node.json")
     before = read(node / "state" / "life.json")["incarnation"]
     status = run_node(node, 2)

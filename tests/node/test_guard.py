@@ -44,7 +44,7 @@ def fold(guard: ModelGuard, sender: int) -> None:
     guard.note(Note(kind="fold", other=sender, cluster=0, round=1, number=0.0))
 
 
-def test_models_that_collapse_are_replaced_by_the_last_good_ones_and_who_did_it_is_watched(tmp_path: Path) -> None:
+def test_models_that_collapse_are_replaced_by_the_last_good_ones_and_the_sender_is_watched(tmp_path: Path) -> None:
     guard = make(tmp_path)
     fold(guard, 1)
     begin(guard)
@@ -96,7 +96,7 @@ def test_losses_are_compared_within_one_lineage_and_data_set(tmp_path: Path) -> 
     assert guard.returns == 0
 
 
-def test_what_lasts_is_how_the_models_are_now(tmp_path: Path) -> None:
+def test_a_lasting_change_becomes_the_new_normal(tmp_path: Path) -> None:
     guard = make(tmp_path)
     begin(guard)
     fold(guard, 2)

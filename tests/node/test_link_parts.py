@@ -50,7 +50,7 @@ def parts(outgoing: Outgoing) -> list[tuple[int, int, bytes]]:
     return numbered
 
 
-def test_what_was_asked_for_leaves_in_turns_and_no_more() -> None:
+def test_requested_parts_leave_in_turns_and_nothing_else_does() -> None:
     outgoing, loads = Outgoing(OPTIONS), []
 
     def load() -> bytes:
@@ -158,7 +158,7 @@ def test_a_read_that_is_cancelled_may_be_made_again() -> None:
     carry_out(run)
 
 
-def test_parts_that_nobody_asked_for_are_refused_and_those_of_an_ended_read_dropped() -> None:
+def test_unrequested_parts_are_refused_and_those_of_an_ended_read_dropped() -> None:
     async def run() -> None:
         one = Reader(40)
         with pytest.raises(Refused, match="a chunk that was not asked for"):

@@ -21,7 +21,7 @@ FRAMES = {kind: bytes.fromhex(data) for kind, data in RECORDED["frames"]}
 KNOWN = set(FRAMES)  # to a node of 0.2; another kind would end its link
 
 
-def test_a_node_of_the_version_before_talks_and_reads_models(tmp_path: Path) -> None:
+def test_a_node_of_the_previous_version_talks_and_reads_models(tmp_path: Path) -> None:
     hello = frames.parse(FRAMES["hello"]).hello
     swarm = Swarm(hello.swarm, hello.model_size)
 

@@ -131,7 +131,7 @@ def test_an_alarm_without_a_signature_counts_from_the_link_of_its_origin(tmp_pat
     assert not is_told_by(ours, one.number, roster, "t" * 52)
 
 
-def test_an_alarm_of_nobody_is_dropped_and_its_bearer_is_not_blamed(tmp_path: Path) -> None:
+def test_an_alarm_about_no_member_is_dropped_and_its_bearer_is_not_blamed(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, 2) as net:
             await until(net.connected)
@@ -149,7 +149,7 @@ def test_an_alarm_of_nobody_is_dropped_and_its_bearer_is_not_blamed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_who_knows_more_devices_has_time_to_send_their_records(tmp_path: Path, comes: bool) -> None:
+def test_a_member_with_more_records_has_time_to_send_them(tmp_path: Path, comes: bool) -> None:
     """An honest neighbour that voted with devices that this one has not heard of is linked anew, and believed."""
 
     async def run() -> None:

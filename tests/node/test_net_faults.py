@@ -71,7 +71,7 @@ def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, read
     asyncio.run(run())
 
 
-def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
+def test_a_reader_that_was_killed_resumes_from_its_disk(tmp_path: Path) -> None:
     async def run() -> None:
         async with half_sent(tmp_path) as (net, _, sink):
             await sink.transport.stop()

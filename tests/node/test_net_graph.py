@@ -99,7 +99,7 @@ def test_nodes_that_only_learn_from_failed_dials_end_with_the_same_graph(size: i
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 40), st.integers(2, 9), st.data())
-def test_what_is_kept_is_what_is_computed_anew(size: int, degree: int, data: st.DataObject) -> None:
+def test_kept_links_equal_those_computed_anew(size: int, degree: int, data: st.DataObject) -> None:
     """Members come and go, die and return; one graph follows all of it."""
     own, everybody = device(0), [device(i) for i in range(size)]
     graph = SwarmGraph(own, degree)

@@ -114,7 +114,7 @@ def test_links_with_another_swarm_model_or_version_are_refused_with_the_reason(t
     asyncio.run(run())
 
 
-def test_who_closes_in_the_handshake_breaks_no_rule(tmp_path: Path) -> None:
+def test_closing_during_the_handshake_breaks_no_rule(tmp_path: Path) -> None:
     """A dialler may learn between its hello and its first heartbeat that it is no longer wanted."""
 
     async def run() -> None:
@@ -187,7 +187,7 @@ def test_a_frame_beyond_all_bounds_is_not_even_read(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_only_what_was_announced_to_a_member_can_be_read_by_it(tmp_path: Path) -> None:
+def test_a_member_can_read_only_models_that_were_announced_to_it(tmp_path: Path) -> None:
     async def run() -> None:
         async with with_villain(tmp_path) as (net, victim, _, channel):
             offers = victim.transport._sender.offers

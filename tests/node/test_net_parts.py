@@ -152,7 +152,7 @@ def test_messages_that_must_arrive_are_not_replaced_and_too_many_are_refused() -
         pulls.announce(pull(4, None))
 
 
-def test_one_member_cannot_take_all_reads_and_turns_go_round() -> None:
+def test_one_member_cannot_take_all_reads_and_members_take_turns() -> None:
     pulls = Pulls(3, 2, 10)
     for number in range(1, 6):
         pulls.announce(pull(number, None))
@@ -185,7 +185,7 @@ def partials(folder: Path, most: int = 10_000, buffer_bytes: int = 0) -> Partial
 NAME = bytes(range(32))
 
 
-def test_a_partial_goes_on_where_it_ended_also_in_another_process(tmp_path: Path) -> None:
+def test_a_partial_is_continued_also_by_another_process(tmp_path: Path) -> None:
     import hashlib
 
     data = os.urandom(1000)
@@ -282,7 +282,7 @@ def test_payloads_beyond_the_memory_for_them_are_collected_on_the_disk(tmp_path:
     folder.close(NAME, ONE, third, done=True)
 
 
-def test_what_one_neighbour_sent_is_not_continued_by_another(tmp_path: Path) -> None:
+def test_a_payload_of_one_neighbour_is_not_continued_by_another(tmp_path: Path) -> None:
     folder = partials(tmp_path)
     one = folder.open(NAME, ONE, 1000)
     assert one is not None
@@ -313,7 +313,7 @@ def test_a_partial_that_cannot_be_a_beginning_is_deleted_and_links_are_not_follo
     assert target.read_bytes() == b"keep me"
 
 
-def test_what_a_thread_writes_after_the_end_of_a_read_opens_nothing(tmp_path: Path) -> None:
+def test_a_late_write_of_a_thread_after_a_read_has_ended_opens_nothing(tmp_path: Path) -> None:
     folder = partials(tmp_path)
     partial = folder.open(NAME, ONE, 1000)
     assert partial is not None
@@ -322,7 +322,7 @@ def test_what_a_thread_writes_after_the_end_of_a_read_opens_nothing(tmp_path: Pa
     assert list((tmp_path / "partial").iterdir()) == []
 
 
-def test_a_payload_that_was_opened_for_nobody_is_closed_and_can_be_opened_again(tmp_path: Path) -> None:
+def test_a_payload_opened_after_its_read_was_cancelled_is_closed_and_can_be_opened_again(tmp_path: Path) -> None:
     folder, go_on = partials(tmp_path), threading.Event()
     folder.path(NAME, ONE).write_bytes(b"x" * 500)  # a file to be opened at once
 
@@ -379,7 +379,7 @@ def test_the_disk_is_bounded_and_the_oldest_partial_leaves_first(tmp_path: Path)
     assert folder.open(bytes(32), TWO, 600) is None
 
 
-def test_the_folder_is_cleaned_of_what_is_not_ours(tmp_path: Path) -> None:
+def test_foreign_files_are_removed_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / "notes.txt").write_text("x")
     partials(tmp_path)

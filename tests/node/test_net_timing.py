@@ -43,7 +43,7 @@ def test_regular_heartbeats_allow_little_silence_irregular_ones_more() -> None:
 
 
 @given(st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=30))
-def test_whatever_came_before_the_dead_are_noticed_within_five_seconds(gaps: list[float]) -> None:
+def test_a_death_is_noticed_within_five_seconds_whatever_came_before(gaps: list[float]) -> None:
     now, detector = 0.0, Detector(0.0, 2.5, 4.5)
     for gap in gaps:
         now += gap
@@ -52,7 +52,7 @@ def test_whatever_came_before_the_dead_are_noticed_within_five_seconds(gaps: lis
     assert detector.is_dead(now + 4.75)
 
 
-def test_who_was_taken_for_dead_and_is_back_at_once_may_be_silent_for_longer() -> None:
+def test_a_neighbour_declared_dead_too_early_is_given_more_time() -> None:
     alarms, detector = FalseAlarms(), Detector(0.0, 2.5, 4.5)
     assert alarms.begin("a", 0.0) == 0
     counts = []
@@ -71,7 +71,7 @@ def test_who_was_taken_for_dead_and_is_back_at_once_may_be_silent_for_longer() -
     assert alarms.begin("b", 10.2 + BACK_S) == 0
 
 
-def test_who_was_removed_begins_anew() -> None:
+def test_a_removed_neighbour_begins_anew() -> None:
     alarms = FalseAlarms()
     alarms.end("a", 0.0)
     alarms.begin("a", 1.0)
@@ -80,7 +80,7 @@ def test_who_was_removed_begins_anew() -> None:
     assert alarms.begin("a", 6.0) == 0
 
 
-def test_time_in_which_the_event_loop_starved_is_nobodys_silence() -> None:
+def test_time_in_which_the_event_loop_starved_does_not_count_as_silence() -> None:
     clock = SteadyClock(0.25, now=0.0)
     detector = Detector(0.0, 2.5, 4.5)
     clock.tick(0.25)
@@ -145,7 +145,7 @@ def test_addresses_are_split_and_joined(address: str, parts: tuple[str, int]) ->
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:0", "host:65536", "fe80::1:80", "host:٣"])
-def test_what_is_no_address_is_refused_with_a_sentence(address: str) -> None:
+def test_a_malformed_address_is_refused_with_a_sentence(address: str) -> None:
     with pytest.raises(ConfigError, match=r"address"):
         split_address(address)
 

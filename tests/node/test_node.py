@@ -139,7 +139,7 @@ def test_a_note_that_cannot_be_taken_ends_its_node_with_the_error() -> None:
         asyncio.run(one())
 
 
-def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost() -> None:
+def test_a_node_that_was_killed_continues_from_its_store_and_its_old_work_is_lost() -> None:
     setting = make_toy_setting("dfca-gi", rounds=8, aggregation="sequential")
     network = network_of(setting)
     nodes = make_nodes(setting, network)
@@ -169,7 +169,7 @@ def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost(
     assert not any(node.machine.refused for node in nodes.values())
 
 
-def test_who_had_no_vote_looks_whether_the_models_fit_again_after_twice_the_time() -> None:
+def test_a_node_without_a_vote_checks_again_after_twice_the_time_whether_the_models_fit() -> None:
     """A model that two kinds of devices pull to and fro fits by chance: looked at once, it was kept for ever."""
     setting = make_toy_setting("dfca-auto", rounds=100, aggregation="sequential")
     options = options_of(setting)[0]

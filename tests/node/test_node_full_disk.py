@@ -44,7 +44,7 @@ def fill(disk: Path) -> Path:
     return path
 
 
-def test_a_node_on_a_full_disk_goes_on_and_saves_again_when_there_is_room(
+def test_a_node_on_a_full_disk_keeps_training_and_saves_again_when_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dfca.node.service.RETRY_S", 0.05)

@@ -35,7 +35,7 @@ def rounds(service: Service) -> int:
     return service.node.machine.round if hasattr(service, "node") else 0
 
 
-def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Path) -> None:
+def test_three_services_train_score_save_and_continue_after_a_restart(tmp_path: Path) -> None:
     folders = make_swarm(tmp_path, (0, 0, 0))
 
     async def life(number: int, least: int) -> list[dict[str, Any]]:
@@ -348,7 +348,7 @@ def test_a_recorded_service_replays_from_its_save(tmp_path: Path) -> None:
     assert first_difference(recording, other) == min(recording.checks)
 
 
-def test_a_full_disk_is_a_problem_of_the_status_and_training_goes_on(
+def test_a_full_disk_is_a_problem_of_the_status_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from urllib.request import urlopen

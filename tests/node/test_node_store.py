@@ -49,7 +49,7 @@ def test_everything_comes_back_field_by_field(tmp_path: Path) -> None:
         assert again.warnings == []
 
 
-def test_a_save_of_the_form_before_warmed_up_models_is_read(tmp_path: Path) -> None:
+def test_a_save_from_before_warmed_up_models_is_read(tmp_path: Path) -> None:
     header, data = (bytes(part) for part in _parts(make_saved(), 4))
     facts = json.loads(json.loads(header[8:])["__metadata__"]["facts"])
     del facts["own"], facts["saved"]["is"]["own"]

@@ -110,7 +110,7 @@ def test_no_bytes_do_more_than_be_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a":' * 50_000])
-def test_what_is_no_table_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_facts_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigError, match="facts"):
         Facts.from_bytes(data)
 

@@ -44,11 +44,11 @@ def test_all_members_are_asked_from_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "9" * 5000])
-def test_what_a_member_says_may_be_anything(text: str) -> None:
+def test_answers_of_members_may_be_malformed(text: str) -> None:
     assert read_summary(text) == {}
 
 
-def test_what_a_member_says_is_bounded_and_written_as_text() -> None:
+def test_answers_of_members_are_bounded_and_written_as_text() -> None:
     lie = {"round": "[red]7", "accuracy": "high", "state": ["x"], "problems": ["p" * 9999] * 99, "other": 1}
     said = read_summary(json.dumps(lie))
     assert len(said["problems"]) == 3

@@ -187,7 +187,7 @@ def test_several_invites_share_a_port(people: list[Identity]) -> None:
     at_home(people[0], act)
 
 
-def test_who_may_invite_and_where(people: list[Identity]) -> None:
+def test_members_that_may_invite_and_where(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         invite = await home.invite()
         other = Home(people[1])

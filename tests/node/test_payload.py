@@ -154,7 +154,7 @@ def test_sizes_by_encoding() -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("tail", [0, 50])
-def test_what_is_not_finite_is_not_packed(encoding: str, bad: float, tail: int) -> None:
+def test_models_that_are_not_finite_are_not_packed(encoding: str, bad: float, tail: int) -> None:
     model = ONE.clone()
     model[70] = bad
     assert refusal(pack, model, encoding, tail=tail) == "not_finite"
@@ -166,7 +166,7 @@ def test_numbers_that_rounding_makes_infinite_are_not_packed() -> None:
     assert refusal(pack, torch.full((3,), 1e300, dtype=torch.float64), "float32") == "not_finite"
 
 
-def test_what_cannot_be_packed() -> None:
+def test_models_that_cannot_be_packed() -> None:
     assert refusal(pack, ONE, "pickle") == "encoding"
     assert refusal(pack, torch.zeros(2, 2, 2)) == "shape"
     assert refusal(pack, torch.zeros(0)) == "shape"
@@ -306,7 +306,7 @@ def test_decompression_is_bounded(lie: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert refusal(unpack, made, Expect(100)) in ("too_large", "compression")
 
 
-def test_what_follows_a_compressed_model_is_refused() -> None:
+def test_bytes_after_a_compressed_model_are_refused() -> None:
     data = pack(torch.zeros(5000), compress=True)
     assert data[:4] == payload._MAGIC
     assert refusal(unpack, data + b"\0", Expect(5000)) == "compression"

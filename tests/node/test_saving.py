@@ -172,7 +172,7 @@ def test_in_virtual_time_a_save_is_made_in_the_call() -> None:
     assert (saving.problem, sent) == (None, [(1, "one"), (1, "two")])
 
 
-def test_what_waits_is_bounded_and_goes_at_the_end() -> None:
+def test_messages_that_wait_for_a_full_disk_are_bounded_and_dropped_at_the_end() -> None:
     saving, store, sent = make(None)
     store.full = True
     saving.put(make_saved(1), [(1, number) for number in range(MOST_HELD + 3)])
@@ -237,7 +237,7 @@ def test_a_life_after_lost_files_is_the_time(tmp_path: Path, monkeypatch: pytest
     assert again.warnings == ["life.json is passed over: it is not readable"]
 
 
-def test_what_a_killed_process_left_goes_and_a_folder_in_the_way_is_moved_aside(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed_and_a_folder_in_the_way_is_moved_aside(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     store.save(make_saved())
     (tmp_path / ".peer.0.safetensors.77.tmp").write_text("half")

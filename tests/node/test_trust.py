@@ -170,7 +170,7 @@ def test_certificates_that_could_vouch_for_others_are_refused(people: list[Ident
 # Rosters
 
 
-def test_who_belongs(founded: Roster, people: list[Identity]) -> None:
+def test_members_of_a_roster(founded: Roster, people: list[Identity]) -> None:
     assert names(founded) == ["attic", "garage", "kitchen"]
     garage = founded.by_name("garage")
     assert garage is not None
@@ -231,7 +231,7 @@ def test_removal_is_final_and_travels(founded: Roster, people: list[Identity]) -
 
 
 @pytest.mark.parametrize(("keep", "left"), [(None, ["attic", "kitchen"]), ((), ["kitchen"])])
-def test_what_a_removed_member_introduced_stays_only_if_kept(
+def test_members_introduced_by_a_removed_one_stay_only_if_kept(
     founded: Roster, people: list[Identity], keep: tuple[str, ...] | None, left: list[str]
 ) -> None:
     later = founded.copy()
@@ -273,7 +273,7 @@ def test_a_member_may_be_removed_by_one_that_may_introduce_only(founded: Roster,
         founded.remove(people[0], people[5].id)
 
 
-def test_what_is_forged_is_refused_with_a_reason(founded: Roster, people: list[Identity]) -> None:
+def test_forged_records_are_refused_with_a_reason(founded: Roster, people: list[Identity]) -> None:
     a, b, c, d, stranger = people[0], people[1], people[2], people[3], people[4]
 
     def introduction(of: Identity, by: Identity, **other: object) -> Introduction:

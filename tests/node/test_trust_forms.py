@@ -55,7 +55,7 @@ def test_a_record_is_read_as_it_was_written(record: Any) -> None:
     assert to_bytes(record).startswith(b'{"addresses"' if record is not REMOVAL else b'{"by"')  # keys in order
 
 
-def test_who_signs_a_record_and_what() -> None:
+def test_the_signer_and_the_signed_bytes_of_a_record() -> None:
     assert (INTRODUCTION.signer, REMOVAL.signer, CONTACT.signer) == (TWO, TWO, ONE)
     assert CONTACT.slot == ("contact", ONE, ONE)
     assert CONTACT.signed_bytes("swarm") == canonical(
@@ -131,13 +131,13 @@ def test_which_record_of_a_slot_is_held() -> None:
         (REMOVAL, {"kept": make_ids(MAX_KEPT + 1)}),
     ],
 )
-def test_what_is_no_record(record: Any, change: dict[str, Any]) -> None:
+def test_malformed_records_are_refused(record: Any, change: dict[str, Any]) -> None:
     values = to_json(record) | change
     with pytest.raises(MalformedRecord):
         from_json(values)
 
 
-def test_what_just_fits_in_a_record() -> None:
+def test_the_largest_record_is_read() -> None:
     assert len(check_addresses(["host:65535"] * MAX_ADDRESSES)) == MAX_ADDRESSES
     assert check_addresses(("host:1",)) == ("host:1",)
     assert len(check_name("x" * MAX_NAME)) == MAX_NAME
@@ -189,7 +189,7 @@ def test_an_invite_is_read_as_it_was_written() -> None:
         (lambda line: line[:-1] + "b", "is damaged"),  # the last letter has bits that no secret has
     ],
 )
-def test_what_is_no_invite(change: Any, sentence: str) -> None:
+def test_malformed_invites_are_refused(change: Any, sentence: str) -> None:
     line = str(Invite("192.0.2.1", 7447, ONE, bytes(16)))
     assert Invite.parse(line)
     with pytest.raises(ConfigError, match=sentence):

@@ -272,7 +272,7 @@ def entry(slots: tuple[int, ...] = (0,)) -> pb.Entry:
     ],
     ids=str,
 )
-def test_messages_that_nobody_can_have_sent(message: Any, reason: str) -> None:
+def test_impossible_messages_are_refused(message: Any, reason: str) -> None:
     assert refusal(codec.decode, message.SerializeToString()) == reason
 
 

@@ -85,7 +85,7 @@ def test_a_part_imports_no_other_part_nor_the_peer(module: str) -> None:
     assert imported.isdisjoint(f"dfca.peer.{other}" for other in {*PARTS, "peer", "server"} - {module})
 
 
-def test_a_part_writes_its_own_fields_only_and_nobody_else_writes_them() -> None:
+def test_a_part_writes_its_own_fields_only_and_no_other_code_writes_them() -> None:
     owned = {field for module in PARTS for field in _fields(_class_of(module))}
     for path in (PACKAGE / "peer").glob("*.py"):
         for node in _classes(path):
@@ -97,7 +97,7 @@ def test_a_part_writes_its_own_fields_only_and_nobody_else_writes_them() -> None
                     assert target.attr not in owned, f"{node.name} writes the field {target.attr} of a part"
 
 
-def test_what_a_participant_does_and_holds_it_writes_itself() -> None:
+def test_a_participant_alone_writes_its_state() -> None:
     for path in (PACKAGE / "peer").rglob("*.py"):
         for node in _classes(path):
             for target in _assigned(node):

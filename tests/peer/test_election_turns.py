@@ -124,7 +124,7 @@ def test_votes_go_up_once_all_are_in() -> None:
     assert wrong.missing == {3, 4}
 
 
-def test_who_is_asked_to_stand_is_asked_by_its_parent_in_the_turn_that_runs() -> None:
+def test_a_candidate_is_asked_to_stand_by_its_parent_in_the_current_turn() -> None:
     for sender, turn, candidate, stands in ((2, 1, 3, True), (3, 1, 3, False), (2, 0, 3, False), (2, 1, 4, False)):
         wave = make(best=(1.0, -3), route=3)
         wave.receive(sender, Stand(KEY, turn, candidate), 1.0)
@@ -183,7 +183,7 @@ def test_a_decision_comes_from_the_parent_and_is_possible() -> None:
     assert lost.log == [CENTRE]
 
 
-def test_whose_part_is_missing() -> None:
+def test_peers_whose_part_is_missing() -> None:
     for phase, waited in (
         ("wave", {4}),
         ("counted", set()),
@@ -205,7 +205,7 @@ def test_lineages_of_bad_roots_and_of_fewer_voters_are_outvoted() -> None:
     assert make(failed={8: ROOT_STRIKES}).outvotes(entry)
 
 
-def test_who_made_the_best_bid_and_did_not_stand_is_remembered() -> None:
+def test_a_peer_that_made_the_best_bid_and_did_not_stand_is_remembered() -> None:
     for phase, missing, best, route, long, names in (
         ("stand", set(), (1.0, -5), 3, True, {5}),
         ("stand", set(), (1.0, -5), 3, False, set()),
@@ -245,7 +245,7 @@ def test_after_a_long_silence_a_turn_continues_without_children_and_bans_roots()
     assert root.blamed == oneself.blamed == set()
 
 
-def test_who_loses_its_way_to_the_root_stops_the_others_only_where_they_need_it() -> None:
+def test_a_peer_that_lost_the_root_stops_the_others_only_where_they_need_it() -> None:
     for phase, parent, ready, votes, call, again in (
         ("bid", 2, 0, False, None, False),
         ("bid", 2, 1, False, None, False),

@@ -124,7 +124,7 @@ def test_named_worlds(name: str, aggregation: str) -> None:
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("algorithm", ["dfca-auto", "dfca-gi"])
-def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) -> None:
+def test_rounds_continue_while_the_graph_changes(algorithm: str, aggregation: str) -> None:
     world = FaultWorld(9, 6, RING, algorithm, aggregation, weights="metropolis", clusters=2, swap=3, rewires=40)
     run = FaultRun(world)
     before = {frozenset(edge) for edge in run.graph.edges}
@@ -139,7 +139,7 @@ def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) 
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
-def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
+def test_a_by_election_ends_and_rounds_continue(cuts: tuple[Cut, ...], aggregation: str) -> None:
     # 15 s: half of the peers of a cluster get samples of another group, with the network whole or parted.
     run = finish(FaultWorld(6, 6, RING, "dfca-auto", aggregation, groups=1, drift_s=15.0, cuts=cuts))
     assert elections(run) >= 2
@@ -186,7 +186,7 @@ def test_a_lost_copy_request_does_not_stop_the_relay() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_local_goes_on_with_late_joiners_and_churn(keeps: bool) -> None:
+def test_local_continues_with_late_joiners_and_churn(keeps: bool) -> None:
     setting = make_toy_setting(algorithms.get("local"), rounds=5)
     world = World(churn=Churn.of_share(0.3, away_s=3.0, keeps=keeps), late_joiners=(LateJoiner(2, 4.0),))
     result = run_events(setting, world, until_s=40.0)
@@ -213,7 +213,7 @@ def test_a_replay_across_a_drift_between_warm_up_and_election() -> None:
     assert_identical(run_events(setting, world, trace=True, until_s=90.0, replay=result.trace), result)
 
 
-def test_nothing_that_was_asked_for_comes_twice() -> None:
+def test_no_requested_model_comes_twice() -> None:
     world = World(link=Link(0.1, spread=0.5), faults=Faults(0.4, 0.5), late_joiners=(LateJoiner(2, 5.0),))
     simulation = EventSimulation(quick("dfca-auto", rounds=10), world, EventOptions(timeout_s=5.0, until_s=40.0))
     simulation.run()
@@ -279,7 +279,7 @@ def test_a_world_with_more_faults_may_take_longer() -> None:
     assert allowed_s(replace(calm, slow=((1, 20.0),), rates=((2, 0.5),))) == pytest.approx(120.0 + 40.2 * 12)
 
 
-def test_what_is_well_for_a_moment_or_hears_nothing_of_a_neighbour_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_that_is_well_for_a_moment_or_deaf_to_a_neighbour_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
     world = FaultWorld(1, 3, PATH[:2], "dfca-gi", clusters=2)
     assert check_world(world) is None
     monkeypatch.setattr(RoundCycle, "fold", lambda self, at: at.copies)

@@ -181,7 +181,7 @@ def test_a_candidate_that_was_asked_and_did_not_stand_is_not_asked_again() -> No
     assert root.drain()[0][-1] == (3, Stand(root.key, 1, 3))
 
 
-def test_who_repeats_itself_puts_off_no_deadline() -> None:
+def test_repeated_messages_put_off_no_deadline() -> None:
     child, key = make_election(), Key(5, 0, 2**60, 2, 0)
     child._enter(key, 2, None, 0.0)
     heard = []
@@ -325,7 +325,7 @@ def test_of_one_peer_few_alarms_are_taken_in_within_a_round() -> None:
     assert len(peer.ready().messages) == 2 * MOST_ALARMS_OF_ONE
 
 
-def test_after_a_by_election_there_is_a_pause_and_after_one_in_vain_a_longer_one() -> None:
+def test_after_a_by_election_there_is_a_pause_and_after_a_fruitless_one_a_longer_one() -> None:
     options = ElectionOptions(support=1)
     for opened, pause in (((1,), PAUSE), ((), 2 * PAUSE)):
         detector = DriftDetector()
@@ -335,7 +335,7 @@ def test_after_a_by_election_there_is_a_pause_and_after_one_in_vain_a_longer_one
         assert [detector.is_due(50 + pause + more, options) for more in (-1, 0)] == [False, True]
 
 
-def test_who_knows_of_a_recent_update_takes_no_part_in_the_by_election_for_its_cluster() -> None:
+def test_a_peer_with_a_recent_update_takes_no_part_in_the_by_election_for_its_cluster() -> None:
     detector = DriftDetector(newest=[39, 3], seen=[39, 3], idle=[0, 30], gaps=[0, 0], mourned=[False, False])
     peer = make_peer(A, 5.0, 6.0, revives=True, detector=detector)
     for lost, joins in (((0,), False), ((1,), True), ((0, 1), False), ((), True)):
@@ -373,7 +373,7 @@ def test_half_of_the_electorate_decides_nothing() -> None:
         assert (wave.outcome.entry is not None) is decides
 
 
-def test_who_is_far_behind_its_neighbours_does_not_observe() -> None:
+def test_a_peer_far_behind_its_neighbours_does_not_observe() -> None:
     for ahead, observes in ((79, True), (80, False)):
         peer = make_peer(A, 5.0, 6.0, merging=MergeOptions(first=1))
         for known in peer.links.values():

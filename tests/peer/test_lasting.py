@@ -121,7 +121,7 @@ def history(swarm: Swarm) -> Lineage:
     return lineage
 
 
-def test_two_thousand_by_elections_and_who_was_away_for_some_or_for_most_of_them() -> None:
+def test_peers_that_missed_some_or_most_of_two_thousand_by_elections() -> None:
     swarm = Swarm()
     start = torch.zeros(2, 1, dtype=torch.float64)
     names = dict.fromkeys(("stamps", "origins", "folded", "updates"), (0, 0))
@@ -154,7 +154,7 @@ def test_two_thousand_by_elections_and_who_was_away_for_some_or_for_most_of_them
     assert lineage[-1].digest == digest_of([model(wanted_in(BY_ELECTIONS - 1))])
 
 
-def test_who_hears_of_a_fold_before_its_own_round_is_closed_takes_what_it_has_voted_for() -> None:
+def test_a_peer_that_hears_of_a_fold_before_its_round_is_closed_takes_the_result_of_its_vote() -> None:
     swarm = Swarm()
     start = torch.zeros(2, 1, dtype=torch.float64)
     names = dict.fromkeys(("stamps", "origins", "folded", "updates"), (0, 0))

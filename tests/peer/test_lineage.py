@@ -120,7 +120,7 @@ def test_which_clusters_a_longer_lineage_has_opened() -> None:
     assert opened_since(mine, (*mine, second)) is None
 
 
-def test_what_a_lineage_says_of_surveys() -> None:
+def test_surveys_of_a_lineage() -> None:
     first, later = START, Entry(4, 0, 9, 0, 8, (2,))
     for entries, quiet in (((), 0), ((QUIET,), 1), ((QUIET, EMPTIED), 2), ((QUIET, MERGED), 0), ((MERGED, QUIET), 1)):
         assert quiet_surveys((first, *entries)) == quiet
@@ -165,13 +165,13 @@ def test_a_digest_names_the_bits_of_models_in_their_order() -> None:
         {"last": 1},
     ],
 )
-def test_what_is_no_entry_of_a_lineage(change: dict[str, Any]) -> None:
+def test_impossible_entries_of_a_lineage(change: dict[str, Any]) -> None:
     assert is_entry(START)
     assert not is_entry(START._replace(**change))
     assert not is_lineage((START, START._replace(**change)))
 
 
-def test_what_is_an_entry_and_a_lineage() -> None:
+def test_possible_entries_and_lineages() -> None:
     for entry in (QUIET, LAST, MERGED, EMPTIED, RENUMBERED, START._replace(slots=(0, MOST_SLOTS - 1), voters=0)):
         assert is_entry(entry)
     for share in (0.0, 1.0):
@@ -229,7 +229,7 @@ def test_lineages_are_compared_as_far_as_one_of_them_is_folded() -> None:
     assert twice[: len(aligned(once, twice))] == aligned(once, twice)
 
 
-def test_who_was_away_for_too_long_or_has_another_history_has_the_lower_lineage() -> None:
+def test_a_peer_away_for_too_long_or_with_another_history_has_the_lower_lineage() -> None:
     folded = history(LONGEST - 1)
     for short in (history(0), history(5), history(LONGEST - KEPT + LEFT - 3)):
         assert aligned(short, folded) == short

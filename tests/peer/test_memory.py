@@ -89,7 +89,7 @@ def test_a_cluster_of_which_nothing_was_seen_is_lost_later_and_an_unwatched_one_
     assert first.lost() == (0,)  # an update of round 0 was seen
 
 
-def test_who_believes_that_a_cluster_is_lost() -> None:
+def test_peers_that_believe_that_a_cluster_is_lost() -> None:
     detector = idle_detector()
     assert [detector.believes((0,), round) for round in (5 + ROUNDS, 6 + ROUNDS)] == [False, True]
     for round in range(ROUNDS):
@@ -128,7 +128,7 @@ def test_an_election_ends_alarms_fills_clusters_and_gives_others_up() -> None:
     assert not detector.mourned[0]  # somebody trains it again
 
 
-def test_a_survey_merges_what_is_known_of_clusters() -> None:
+def test_a_survey_merges_the_records_of_clusters() -> None:
     detector = idle_detector()
     detector.grow(3)
     detector.newest = [5, 8, 3]
@@ -160,7 +160,7 @@ def test_alarms_are_numbered_and_enough_of_them_call_an_election() -> None:
 # Neighbours and their updates.
 
 
-def test_what_is_known_of_a_neighbour_in_reach() -> None:
+def test_the_record_of_a_reachable_neighbour() -> None:
     known = Neighbour()
     assert not known.learn_lineage(9, A, 2)  # without a hello
     known.offers = ((0, Offer(1, 3, 1)),)
@@ -250,7 +250,7 @@ def test_under_batch_two_updates_wait_and_later_ones_stay() -> None:
     assert taken(inbox, 4) == [(2, 0, 4, 4.0)]
 
 
-def test_what_an_inbox_forgets() -> None:
+def test_messages_that_an_inbox_forgets() -> None:
     inbox = Inbox()
     for sender in (1, 2):
         for cluster in (0, 1):
@@ -284,7 +284,7 @@ def tell_offers(known: Neighbour, offers: Any, lineage: Any) -> None:
     known.offers, known.offers_round, known.offers_lineage = offers, 8, lineage
 
 
-def test_a_copy_is_asked_of_who_offers_one_of_the_same_cluster() -> None:
+def test_a_copy_is_requested_from_a_neighbour_that_offers_one_of_the_same_cluster() -> None:
     desk, at = desk_of()
     offers = ((0, Offer(1, 8, 1)), (1, Offer(1, 8, 1)))
     tell_offers(at.links[1], offers, A)
@@ -478,7 +478,7 @@ def test_how_long_an_answer_is_waited_for() -> None:
     assert AnswerTime(2 * MOST_S).deadline_s == 2 * MOST_S
 
 
-def test_calls_in_vain_are_heeded_ever_more_rarely() -> None:
+def test_calls_that_open_nothing_are_answered_more_and_more_rarely() -> None:
     callers, joined = Callers(), []
     for round in range(400):  # a neighbour calls in every round, and nothing is ever opened
         if callers.heeds(3, round):

@@ -56,7 +56,7 @@ def test_a_child_hands_on_no_more_than_there_are() -> None:
     assert child.voters == 3
 
 
-def test_who_refused_a_wave_and_begins_a_worse_one_is_answered() -> None:
+def test_a_peer_that_refused_a_wave_and_begins_a_worse_one_is_answered() -> None:
     worse = Key(0, 0, -(2**70), 3, 0)
     for opened in (False, True):
         root = election(warm=WARM)
@@ -70,7 +70,7 @@ def test_who_refused_a_wave_and_begins_a_worse_one_is_answered() -> None:
         assert root.out == [(3, answer)]
 
 
-def test_who_does_not_warm_up_is_not_waited_for() -> None:
+def test_a_peer_that_does_not_warm_up_is_not_waited_for() -> None:
     root = election(warm=WARM)
     root.begin(0.0)
     root.receive(2, Count(root.key, 0, 0), 0.1)  # it has just come back
@@ -110,7 +110,7 @@ def test_a_cluster_is_not_lost_to_a_peer_that_is_cut_off_or_knows_better() -> No
     assert not alone.believes((0, 1), 6 + ROUNDS)
 
 
-def test_twice_of_next_to_nothing_is_no_drift() -> None:
+def test_a_loss_near_zero_that_doubles_is_no_drift() -> None:
     detector = DriftDetector()
     for loss in (1.0, 0.02, *[0.05] * ROUNDS):
         detector.look(loss)

@@ -62,7 +62,7 @@ def joined(**given: Any) -> Election:
 # Who joins what.
 
 
-def test_a_wave_begins_with_a_probe_to_all_and_is_joined_by_who_has_a_worse_one() -> None:
+def test_a_wave_begins_with_a_probe_to_all_and_is_joined_by_peers_with_a_worse_one() -> None:
     wave = make()
     assert (wave.key, wave.phase) == (NO_WAVE, "wave")
     wave.begin(3.0)
@@ -106,7 +106,7 @@ def test_an_attempt_that_is_too_far_ahead_is_refused(attempt: int, ahead: int, j
     assert ((2, Refuse(far)) in sent(wave)) is not joins
 
 
-def test_who_is_banned_or_not_trusted_is_refused_and_not_waited_for() -> None:
+def test_a_banned_or_untrusted_peer_is_refused_and_not_waited_for() -> None:
     for changes in ({"banned": {2}}, {"failed": {2: ROOT_STRIKES}}, {"joined": {2: MOST_WAVES}}):
         wave = make(**changes)
         wave.begin(0.0)
@@ -252,7 +252,7 @@ def test_a_root_opens_with_a_quorum(ready: int, opens: bool) -> None:
     assert root.opened is opens
 
 
-def test_a_root_that_decided_turns_waits_for_no_quorum_but_for_somebody() -> None:
+def test_a_root_that_decided_turns_needs_no_quorum_but_one_ready_peer() -> None:
     for warm, opens in ((None, False), (WARM, True)):
         root = make(links={2}, warm=warm, log=[CENTRE], centres=[model(9)])
         root.begin(0.0)
@@ -302,7 +302,7 @@ def test_which_entry_of_a_neighbour_comes_of_this_wave() -> None:
     assert wave.will_tell(2, entry)
 
 
-def test_who_leaves_tells_its_tree() -> None:
+def test_a_peer_that_leaves_tells_its_tree() -> None:
     wave = joined(links={2, 3, 4})
     wave.receive(3, Count(key_of(2), 1, 1), 2.0)
     wave.leave()
@@ -321,7 +321,7 @@ def test_who_leaves_tells_its_tree() -> None:
 # Silence.
 
 
-def test_silence_lasts_twice_as_long_with_every_attempt_that_ended_so() -> None:
+def test_the_time_out_doubles_with_every_attempt_that_ended_in_silence() -> None:
     wave = make(answer_time=AnswerTime(4.0, 0.5))
     for silences in range(3):
         wave.begin(100.0, attempt=SILENT * silences)
@@ -353,7 +353,7 @@ def test_only_a_root_waits_longer_than_its_children() -> None:
     assert child.next_wake() == 4.0 * 2**PATIENT
 
 
-def test_whom_a_silence_is_blamed_on() -> None:
+def test_the_peer_that_is_blamed_for_a_silence() -> None:
     for phase, waited, long, strikes, failed in (
         ("wave", {3}, True, {(3, "wave"): 1}, {}),
         ("wave", {3}, False, {}, {}),
@@ -392,7 +392,7 @@ def test_where_it_helps_to_continue_without_the_silent() -> None:
         assert wave.opened is (phase in ("bid", "vote") or (helps and parent is None))
 
 
-def test_who_is_silent_is_blamed_and_in_the_end_not_waited_for() -> None:
+def test_a_silent_peer_is_blamed_and_in_the_end_not_waited_for() -> None:
     wave = make()
     wave.begin(0.0)
     wave.wake(3.9)

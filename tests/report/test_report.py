@@ -173,7 +173,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.9 |")
 
 
-def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> None:
+def test_notes_name_differences_beyond_chance_diverged_runs_and_momentum() -> None:
     text = "\n".join(tables.notes(report_of(COMPARED)))
     assert (
         '† beyond chance: worse than dfca-auto: ifca, dfedavgm ‡, "ifca, momentum 0.9"; within chance: local'
@@ -304,7 +304,7 @@ def test_on_a_narrow_terminal_every_point_has_its_own_table() -> None:
     assert titles == ["topology.p=0.1, share=all", "topology.name=ring, share=all"]
 
 
-def test_what_is_not_asked_for_any_more_is_left_out() -> None:
+def test_trials_that_are_no_longer_in_the_experiment_are_left_out() -> None:
     left = report_of({**ONE_KEY, "points": ONE_KEY["points"][:1]}).rows
     assert {row.label for row in left} == {"clients=12"}
     assert report_of(ONE_KEY).run.trial_counts == (8, 8)
@@ -478,7 +478,7 @@ def test_a_run_that_has_only_begun(run_folder: Path, changed: Changes) -> None:
     assert "0 of 10 runs are done" in text
 
 
-def test_a_run_whose_true_clusters_nobody_knows(run_folder: Path, changed: Changes) -> None:
+def test_a_run_whose_true_clusters_are_unknown(run_folder: Path, changed: Changes) -> None:
     unknown = ("cluster_accuracy", "adjusted_rand_index", "all_models_accuracy")
 
     def forget(record: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_the_page_is_small_and_names_no_other_place(server: PageServer) -> None:
     assert total < 200_000
 
 
-def test_the_stream_begins_with_everything_and_goes_on_with_changes(server: PageServer, folder: Folder) -> None:
+def test_the_stream_begins_with_everything_and_continues_with_changes(server: PageServer, folder: Folder) -> None:
     with urllib.request.urlopen(server.url + "events") as stream:
         first = following(stream)
         assert first["all"]

@@ -64,7 +64,7 @@ def test_they_agree_with_other_options_too(name: str, changes: dict[str, Any]) -
     assert_same(setting, run(setting))
 
 
-def test_who_cannot_use_such_a_graph_says_so() -> None:
+def test_algorithms_that_cannot_use_a_directed_graph_say_so() -> None:
     sentences = {name: refusal(name, "one way") for name in ALGORITHMS}
     refused = {name for name, said in sentences.items() if said is not None}
     assert refused == {"dfca-auto", "dfca-fi", "dfedavgm", "deprl", "fedem"}

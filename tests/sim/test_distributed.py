@@ -73,7 +73,7 @@ def test_ranks_equal_one_process(world: str, ranked: Path) -> None:
 
 
 @pytest.mark.parametrize("world", RESUMED)
-def test_a_state_of_one_process_goes_on_with_several_ranks(world: str, ranked: Path) -> None:
+def test_a_state_of_one_process_continues_on_several_ranks(world: str, ranked: Path) -> None:
     bank, rows = play(worlds()[world])
     torch.testing.assert_close(load_file(ranked / "resumed.safetensors")[world], bank, rtol=1e-9, atol=1e-11)
     last = json.loads((ranked / "resumed.json").read_text())[world][-1]
@@ -230,7 +230,7 @@ def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(
     assert [line for line in said.splitlines() if line.startswith("error: rank 0 lost another rank (it was killed")]
 
 
-def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:
+def test_an_error_of_every_rank_is_said_once(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, rounds=2)
     run = ["run", experiment, "--quiet", "--out", tmp_path / "run"]
     ranks = start_ranks(tmp_path, 2, "-m", "dfca", *run, "--set", "model.name=cnn")

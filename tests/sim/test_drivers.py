@@ -140,7 +140,7 @@ def test_threads_do_not_change_the_numbers() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_checkpoint_without_a_field_that_came_later_goes_on() -> None:
+def test_a_checkpoint_without_a_newer_field_is_continued() -> None:
     first = Simulation(make_toy_setting())
     first.step()
     tensors, facts = first.state()

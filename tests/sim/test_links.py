@@ -106,7 +106,7 @@ def test_an_update_that_has_not_left_is_replaced_and_says_how_long_it_waited() -
     assert pair.books.kinds["overtaken"] == 1
 
 
-def test_what_was_asked_for_is_never_replaced_and_repeated_until_it_arrives() -> None:
+def test_a_requested_model_is_never_replaced_and_is_repeated_until_it_arrives() -> None:
     pair = Pair(link=Link(0.1, bandwidth_bytes_s=1000.0), faults=Faults(0.4, 0.5, 0.2))
     for number in range(20):
         pair.links.send(0, (1,), copy(), number)
@@ -115,7 +115,7 @@ def test_what_was_asked_for_is_never_replaced_and_repeated_until_it_arrives() ->
     assert pair.books.kinds["repeat"] > 0
 
 
-def test_a_partition_loses_what_is_on_its_way_and_is_noticed_later() -> None:
+def test_a_partition_loses_messages_on_their_way_and_is_noticed_later() -> None:
     pair = Pair(link=Link(1.0), partitions=(Partition(0.5, 9.0, ((0,),)),))
     pair.links.send(0, (1,), Hello(0, 0, 1), 1)
     pair.clock.now = 0.5
@@ -154,7 +154,7 @@ def test_a_short_break_is_seen_as_a_break() -> None:
     assert kinds == [("disconnected", 0), ("disconnected", 1), ("connected", 0), ("connected", 1)]
 
 
-def test_who_leaves_is_told_nothing() -> None:
+def test_a_client_that_leaves_is_told_nothing() -> None:
     pair = Pair()
     pair.links.leave(1)
     assert pair.seen[2:] == [(0.0, "disconnected", 0)]

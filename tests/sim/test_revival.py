@@ -85,7 +85,7 @@ def test_alarms_by_hand() -> None:
     assert revival.alarm.tolist() == [0, 0, 0, 0]  # what is low was learned anew
 
 
-def test_a_cluster_that_nobody_trains_is_mourned_once() -> None:
+def test_a_cluster_that_nobody_trains_is_given_up_once() -> None:
     revival, options = Revival(clients=3, clusters=2), ElectionOptions()
     nobody_in_1 = torch.tensor([0, 0, 0])
     calls = [revival.calls_election(nobody_in_1, options, now, 1000) for now in range(ROUNDS)]

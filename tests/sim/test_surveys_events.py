@@ -94,7 +94,7 @@ def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_it
     assert entries[by_election + 1 :]
 
 
-def test_a_run_that_goes_on_for_ever_surveys_until_nothing_is_merged() -> None:
+def test_a_run_without_end_surveys_until_nothing_is_merged() -> None:
     setting = small(evaluate_every=100)
     simulation = EventSimulation(setting, None, EventOptions(until_s=190.0))
     result = simulation.run()
@@ -252,7 +252,7 @@ def test_a_survey_that_changes_nothing_is_an_entry_without_clusters() -> None:
     ],
     ids=["no such cluster", "into itself", "nothing is left", "twice", "other clusters change"],
 )
-def test_a_survey_that_cannot_have_been_is_nobodys(entry: Entry) -> None:
+def test_an_impossible_survey_belongs_to_no_election(entry: Entry) -> None:
     assert layout_of((START, entry)) == Clusters(0)
 
 

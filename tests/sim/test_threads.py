@@ -40,7 +40,7 @@ def test_small_work_has_one_thread_and_large_work_the_free_cores(busy, tmp_path)
     assert threads.choose_threads(RunFolder(tmp_path), large, 4) == 1
 
 
-def test_a_run_that_is_continued_uses_what_it_began_with_however_busy_the_machine_is_now(busy, tmp_path):
+def test_a_continued_run_uses_the_threads_it_began_with_however_busy_the_machine_is_now(busy, tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"threads": 3}))
     for name in ("quickstart", "mnist-small"):
         assert threads.choose_threads(RunFolder(tmp_path), load_experiment(name), 1) == 3
@@ -48,7 +48,7 @@ def test_a_run_that_is_continued_uses_what_it_began_with_however_busy_the_machin
     assert threads.choose_threads(RunFolder(tmp_path), load_experiment("mnist-small"), 1) == 6
 
 
-def test_what_is_asked_for_counts_most(busy, tmp_path, monkeypatch):
+def test_a_given_number_of_threads_counts_most(busy, tmp_path, monkeypatch):
     before = torch.get_num_threads()
     (tmp_path / "environment.json").write_text(json.dumps({"threads": 3}))
     monkeypatch.setenv(threads.ASKED_FOR, "2")

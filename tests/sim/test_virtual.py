@@ -99,7 +99,7 @@ def test_rounds_end_a_run_without_a_clock(tmp_path: Path) -> None:
     assert row["client_rounds"] == {"min": 3, "mean": 3, "max": 3}
 
 
-def test_a_run_that_cannot_go_on_fails_with_its_diagnosis(tmp_path: Path) -> None:
+def test_a_run_that_cannot_continue_fails_with_its_diagnosis(tmp_path: Path) -> None:
     stuck: dict[str, Any] = {"algorithms": ["ifca"], "world": {"faults": {"loss": 1.0}}, "clock": {"until_s": 20.0}}
     with pytest.raises(StuckError, match=r"no client can continue at .* client 0 waits for the server.*give timeout_s"):
         run(tiny(**stuck), tmp_path / "run")
