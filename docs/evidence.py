@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from writing import table
 
-from dfca.experiment.config import flatten
 from dfca.experiment.load import Experiment, load_experiment, preset_text
+from dfca.experiment.variants import flatten
 from dfca.report import formats
 from dfca.report.drawing.plots import NamedFigure
 from dfca.report.drawing.svg import FAINT_ON_PAPER
@@ -18,7 +18,8 @@ from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.results import stored_run
 from dfca.report.rows import AlgorithmRow, RunReport
-from dfca.report.wording import DASH, duration, percent
+from dfca.report.wording import duration, percent
+from dfca.runs.store.metric import DASH
 from dfca.runs.store.reading import Run
 
 ROOT = Path(__file__).parent.parent

@@ -19,8 +19,8 @@ from typing import Any
 import tomli_w
 
 from dfca.algorithms import base_of
-from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
+from dfca.experiment.variants import flatten
 from dfca.report.results import save_results, stored_run
 from dfca.report.rows import RunReport
 from dfca.report.virtual.summary import VirtualResults, is_virtual

@@ -22,8 +22,7 @@ from typer.testing import CliRunner
 import dfca
 from dfca.base.errors import ConfigError
 from dfca.cli import app
-from dfca.experiment.config import Config
-from dfca.experiment.load import presets
+from dfca.experiment.load import presets, read_stored
 from dfca.report.rows import RunReport
 from dfca.runs import runner
 from dfca.runs.signals import Interrupted
@@ -196,7 +195,7 @@ def test_options_reach_the_config(tiny: Path) -> None:
     arguments = "--algorithms local,fedavg --seeds 3, --set rounds=2 --set evaluation.every=1 --out deep/folder"
     result = call("run", str(tiny), *arguments.split(), "--device", "cpu", "--save-models", "--threads", "1")
     assert result.exit_code == 0, result.output
-    config = Config.from_toml(Path("deep/folder/config.toml").read_text())
+    config = read_stored(Path("deep/folder/config.toml").read_text())[0]
     assert (config.algorithms, config.seeds, config.rounds) == (("local", "fedavg"), (3,), 2)
     assert len(read_metrics(Path("deep/folder"))) == 4
     assert Path("deep/folder/models/local-3.safetensors").exists()

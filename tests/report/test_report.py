@@ -646,8 +646,8 @@ def test_labels_are_moved_apart_and_stay_in_the_axes() -> None:
 
 
 def test_an_algorithm_looks_the_same_whatever_else_is_drawn() -> None:
-    few = plots.styles(["ifca"], {"ifca": "server"}, {})
-    many = plots.styles(["mine", "ifca", "yours"], {"ifca": "server"}, {})
+    few = plots.styles(["ifca"])
+    many = plots.styles(["mine", "ifca", "yours"])
     assert few["ifca"] == many["ifca"]
     assert many["ifca"].dash == "--"
     assert many["mine"].colour != many["yours"].colour
@@ -678,7 +678,7 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
 def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
     lines = {"dfca-auto": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
     series = {name: ScoreCurve([5, 10], mean) for name, mean in lines.items()}
-    style = plots.styles(series, {}, {})
+    style = plots.styles(series)
     low, high = plots.draw_curves(series, style, "accuracy (%)").axes[0].get_ylim()
     assert low <= 10
     assert high >= 92
@@ -696,9 +696,7 @@ def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
 
 def test_long_names_of_bars_stay_inside_the_figure() -> None:
     names = ["dfca-auto", "dfedavgm + last step", "a.long.module:with_a_long_function"]
-    figure = plots.draw_bars(
-        dict.fromkeys(names, 1.0), plots.styles(names, {}, {}), "MB", dict.fromkeys(names, "1,234")
-    )
+    figure = plots.draw_bars(dict.fromkeys(names, 1.0), plots.styles(names), "MB", dict.fromkeys(names, "1,234"))
     FigureCanvasAgg(figure).draw()
     texts = [*figure.axes[0].get_yticklabels(), *figure.axes[0].texts]
     assert all(text.get_window_extent().x0 >= 0 for text in texts)
@@ -717,7 +715,7 @@ def test_lines_that_end_close_together_need_no_closer_look() -> None:
 
 def test_the_labels_of_lines_never_overlap_also_where_lines_stop_early() -> None:
     series = {f"own {i}": ScoreCurve([1, 2 + i % 3], [0.5, 0.9]) for i in range(8)}
-    axes = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)").axes[0]
+    axes = plots.draw_curves(series, plots.styles(series), "accuracy (%)").axes[0]
     places = sorted(text.get_position()[1] for text in axes.texts)
     assert len(places) == 8
     assert np.diff(places).min() >= 0.055
@@ -798,7 +796,7 @@ def test_figures_have_the_width_and_the_letters_that_print_asks_for(tmp_path: Pa
     series = {"dfca-gi": ScoreCurve([1, 2], [0.5, 0.7]), "local": ScoreCurve([1, 2], [0.4, 0.5])}
     size = FigureSize(3.4, 8)
     with sized(size):
-        figure = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)")
+        figure = plots.draw_curves(series, plots.styles(series), "accuracy (%)")
     png, drawn, _ = svg.save(figure, tmp_path / "figure", size, paper_names=True)
     width = int.from_bytes(png.read_bytes()[16:20], "big")
     assert width == 3.4 * 200
@@ -818,7 +816,7 @@ def test_the_score_is_drawn_against_traffic(run_folder: Path) -> None:
 
 def test_what_a_sweep_compares_is_in_one_axis(sweep_folder: Path) -> None:
     run = load_run(sweep_folder)
-    style = figures.style_of(run)
+    style = plots.styles(run.algorithms)
     (accuracy, *_) = by_round_figures(run, style)
     names = {text.get_text() for text in accuracy.figure.axes[0].texts}
     assert {"dfca-gi, 0.1", "dfca-gi, 0.9", "dfca-li, 0.1", "dfca-li, 0.9"} <= names
@@ -862,7 +860,7 @@ def test_nothing_is_drawn_before_there_are_models() -> None:
 
 def test_figures_of_one_run_are_of_one_height_beside_each_other() -> None:
     lines = {"dfca-gi": ScoreCurve([1, 2], [0.5, 0.7]), "a method of a long name": ScoreCurve([1, 2], [0.4, 0.5])}
-    style = plots.styles(lines, {}, {})
+    style = plots.styles(lines)
     both = plots.draw_curves(lines, style, "accuracy (%)")
     one = plots.draw_curves({"dfca-gi": lines["dfca-gi"]}, style, "accuracy (%)")
     bars = plots.draw_bars(dict.fromkeys(lines, 1.0), style, "MB", dict.fromkeys(lines, "1"))

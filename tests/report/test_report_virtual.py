@@ -170,7 +170,7 @@ def test_a_sweep_whose_points_have_a_world_or_none(tmp_path: Path) -> None:
 def test_the_text_of_a_mark_is_inside_the_picture() -> None:
     curves = {"dfca-auto": ScoreCurve([0.0, 10.0], [0.2, 0.9])}
     marks = [Mark("apart", begin=2.0, end=6.0), Mark("join", begin=8.0)]
-    figure = draw_courses(curves, styles_of(["dfca-auto"], []), "virtual time (s)", marks)
+    figure = draw_courses(curves, styles_of(["dfca-auto"]), "virtual time (s)", marks)
     texts = [text for text in figure.axes[0].texts if text.get_text() in ("apart", "join")]
     assert len(texts) == 2
     assert all(text.get_window_extent().y1 <= figure.bbox.y1 for text in texts)

@@ -19,7 +19,6 @@ from watch_folder import CONFIG, Folder
 from dfca.base.errors import RunError
 from dfca.cli import app
 from dfca.report.drawing import plots
-from dfca.report.rows import kind_of
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import LateJoiner, World
@@ -411,8 +410,7 @@ def test_a_dense_graph_is_drawn_with_a_part_of_its_edges() -> None:
 def test_lines_look_as_in_reports() -> None:
     load_registry()
     names = ["dfca-auto", "ifca", "local", "oracle", "my-own"]
-    kinds = {name: kind_of(name) for name in names}
-    style = plots.styles(names, {n: k.via for n, k in kinds.items()}, {n: k.informed for n, k in kinds.items()})
+    style = plots.styles(names)
     sent = colours_of(names)["algorithms"]
     assert {name: look["colour"] for name, look in sent.items()} == {name: look.colour for name, look in style.items()}
     dashes = {"-": "", "--": "6 4", ":": "2 3", "-.": "7 3 2 3"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dfca.base.errors import ConfigError
-from dfca.experiment.config import Config, flatten
+from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment
+from dfca.experiment.variants import flatten
 from dfca.report.paper import published
 
 PRESETS = (

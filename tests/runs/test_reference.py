@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from dfca.algorithms import OPTIONS
 from dfca.base.errors import ConfigError
 from dfca.cli import app
-from dfca.experiment.config import Config, flatten
-from dfca.experiment.load import load_experiment, presets
+from dfca.experiment.config import Config
+from dfca.experiment.load import load_experiment, presets, read_stored
 from dfca.experiment.reference import reference
 from dfca.experiment.sweep import Sweep
+from dfca.experiment.variants import flatten
 
 runner = CliRunner()
 
@@ -92,5 +93,5 @@ def test_the_page_of_keys_is_up_to_date_and_its_examples_are_valid() -> None:
         assert f"| `{key.name}` |" in page, f"{key.name} is not in docs/experiments.md; run `make docs`"
         assert key.meaning.replace("|", "\\|") in page
     first, twice, sweep = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    assert len(Config.from_toml(twice).algorithms) == 4
-    assert len(Sweep.of(tomllib.loads(sweep)).expand(Config.from_toml(first))) == 8
+    assert len(read_stored(twice)[0].algorithms) == 4
+    assert len(Sweep.of(tomllib.loads(sweep)).expand(read_stored(first)[0])) == 8

@@ -19,7 +19,7 @@ from dfca.base import files as disk
 from dfca.base.errors import RunError
 from dfca.base.files import append_line, atomic_save, atomic_write, sha256
 from dfca.experiment.config import Config
-from dfca.experiment.load import Experiment
+from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Point, Trial
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import FORM, LOCK, RunFolder
@@ -111,7 +111,7 @@ def test_tensors_that_are_views_are_stored_too(tmp_path: Path) -> None:
 
 
 def test_the_folder_holds_the_config_and_an_empty_summary(folder: RunFolder) -> None:
-    assert Config.from_toml((folder.path / "config.toml").read_text()) == experiment().config
+    assert read_stored((folder.path / "config.toml").read_text())[0] == experiment().config
     summary = folder.summary()
     assert (summary["experiment"], summary["scale"], summary["runs"]) == ("tiny", "default", [])
 
@@ -130,7 +130,7 @@ def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder)
 def test_a_run_that_never_began_makes_room_for_another_config(folder: RunFolder) -> None:
     folder.close()
     with RunFolder.open_(folder.path, experiment(rounds=5)) as again:
-        assert Config.from_toml((again.path / "config.toml").read_text()).rounds == 5
+        assert read_stored((again.path / "config.toml").read_text())[0].rounds == 5
         assert again.summary()["digest"] == experiment(rounds=5).config.digest()
 
 
@@ -138,7 +138,7 @@ def test_more_algorithms_and_seeds_extend_the_folder(folder: RunFolder) -> None:
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
     folder.close()
     with RunFolder.open_(folder.path, experiment(algorithms=["ifca"], seeds=[2, 0])) as again:
-        stored = Config.from_toml((again.path / "config.toml").read_text())
+        stored = read_stored((again.path / "config.toml").read_text())[0]
         assert stored.algorithms == ("local", "ifca")
         assert stored.seeds == (0, 2)
         assert [row["algorithm"] for row in again.rows()] == ["local"]
@@ -399,7 +399,7 @@ def test_a_run_folder_with_a_spoilt_config_can_still_be_discarded(folder: RunFol
     folder.close()
     (folder.path / "config.toml").write_text("rounds = [")
     RunFolder.open_(folder.path, experiment(), resume=False).close()
-    assert Config.from_toml((folder.path / "config.toml").read_text()) == experiment().config
+    assert read_stored((folder.path / "config.toml").read_text())[0] == experiment().config
 
 
 @pytest.mark.parametrize("name", [".lock", "summary.json", "metrics", "config.toml"])

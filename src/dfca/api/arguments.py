@@ -193,16 +193,6 @@ def to_clock(clock: Mapping[str, Any] | ClockConfig | None) -> ClockConfig:
     return to_table(ClockConfig, {} if clock is None else clock, "clock", '{"until_s": 600}')
 
 
-def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
-    """Accept what the table `[liars]` of an experiment file has."""
-    return to_table(LiarOptions, liars, "liars", '{"share": 0.2, "kind": "noise"}')
-
-
-def to_privacy(privacy: PrivacyOptions | Mapping[str, Any]) -> PrivacyOptions:
-    """Accept what the table `[privacy]` of an experiment file has."""
-    return to_table(PrivacyOptions, privacy, "privacy", '{"noise": 1.0, "clip": 0.5}')
-
-
 def to_table(table: type[Checked], values: Any, name: str, example: str) -> Checked:
     """Accept a table, or the content of one. Raises ConfigError with `example` for anything else."""
     if isinstance(values, table):

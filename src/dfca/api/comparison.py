@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfca import algorithms
 from dfca.api.result import Result
 from dfca.base.errors import ConfigError
 from dfca.base.notebook import mean_and_spread, table, text_table
-from dfca.base.paired import BEYOND_CHANCE, Compared, choose_reference, compare, explanation, verdict_line
-from dfca.core.learning.task import Metric
-from dfca.runs.store.metric import metric_named
+from dfca.base.paired import BEYOND_CHANCE, Compared, explanation, verdict_line
+from dfca.report.rows import RunReport
 from dfca.sim.metrics_table import EvaluationRow
-from dfca.sim.notes import diverged_clients
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,14 +81,18 @@ class Comparison:
     @property
     def reference(self) -> str | None:
         """What the others are compared with: dfca-auto where it is there, else the best; None for one algorithm."""
-        bounds = {result.algorithm for result in self.results if _is_informed(result)}
-        return choose_reference(self._scores(), self._higher_is_better, bounds)
+        return self._report.rows[0].reference
 
     @property
     def differences(self) -> dict[str, Compared]:
         """How each algorithm differs from `reference`: paired by seed, with an interval for all of them together."""
-        reference = self.reference
-        return {} if reference is None else compare(self._scores(), reference, self._higher_is_better)
+        return {row.algorithm: row.compared for row in self._report.rows if row.compared is not None}
+
+    @cached_property
+    def _report(self) -> RunReport:
+        from dfca.api.showing import run_of
+
+        return RunReport.of(run_of(self.results))
 
     def to_pandas(self) -> pd.DataFrame:
         """Make the comparison: a row per algorithm, the mean and sample standard deviation over seeds.
@@ -171,37 +173,22 @@ class Comparison:
         key = self.results[0].evaluations.metric
         return [key, f"all_models_{key}", "cluster_accuracy", "live_clusters", "bytes_sent"]
 
-    @property
-    def _higher_is_better(self) -> bool:
-        result = self.results[0]
-        learns: Metric | None = None if result.simulation is None else result.simulation.setting.learns.metric
-        return metric_named(result.evaluations.metric).higher_is_better if learns is None else learns.higher_is_better
-
-    def _scores(self) -> dict[str, dict[int, float | None]]:
-        scores: dict[str, dict[int, float | None]] = {}
-        for result in self.results:
-            scores.setdefault(result.algorithm, {})[result.seed] = result.evaluations[-1].score
-        return scores
-
-    def _diverged(self) -> dict[str, int]:
-        """Count the seeds in which training diverged, by algorithm."""
-        counts: dict[str, int] = {}
-        for result in self.results:
-            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.evaluations[-1].assignments)):
-                counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
-        return counts
-
     def _notes(self) -> list[str]:
         """Say how the differences are to be read, which are beyond chance, and who diverged."""
-        reference, differences, diverged = self.reference or "", self.differences, self._diverged()
-        key = self.results[0].evaluations.metric
-        notes = [*explanation(reference, differences.values(), key, self._higher_is_better), *self._extras()]
+        reference, differences, diverged = self.reference or "", self.differences, self._diverged
+        metric = self._report.metric
+        notes = [*explanation(reference, differences.values(), metric.key, metric.higher_is_better), *self._extras()]
         if line := verdict_line(reference, differences, dict.fromkeys(diverged, " ‡")):
             notes.append(line)
         if diverged:
             told = ", ".join(f"{name} in {number} of {len(self.seeds)} seeds" for name, number in diverged.items())
             notes.append(f"‡ diverged: {told}; such a row shows a learning rate that is too high, not the method")
         return notes
+
+    @property
+    def _diverged(self) -> dict[str, int]:
+        """The seeds in which training diverged, by algorithm."""
+        return {row.algorithm: row.diverged_runs for row in self._report.rows if row.diverged_runs}
 
     def _extras(self) -> list[str]:
         """Say who trained with another momentum, or took a personal last step, where not all did."""
@@ -220,7 +207,7 @@ class Comparison:
         last: dict[str, list[EvaluationRow]] = {}
         for result in self.results:
             last.setdefault(result.algorithm, []).append(result.evaluations[-1])
-        key, differences, diverged = self.results[0].evaluations.metric, self.differences, self._diverged()
+        key, differences, diverged = self.results[0].evaluations.metric, self.differences, self._diverged
         names = {key: key, f"all_models_{key}": "all models", "cluster_accuracy": "right cluster"}
         shown = [name for name in names if any(row.get(name) is not None for rows in last.values() for row in rows)]
         cells = [
@@ -258,8 +245,3 @@ def _columns(reference: str | None, compared: Compared | None) -> dict[tuple[str
     values = {"to": reference, "mean": mean, "low": low, "high": high, "p": p, "seeds": seeds}
     values["verdict"] = None if compared is None else compared.verdict
     return {("difference", name): value for name, value in values.items()}
-
-
-def _is_informed(result: Result) -> bool:
-    name = algorithms.base_of(result.algorithm)
-    return name in algorithms.ALGORITHMS and algorithms.get(name).informed

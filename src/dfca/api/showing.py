@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfca.base.errors import unknown
-from dfca.core.learning.task import ACCURACY
 from dfca.report.formats import TableOptions, latex
 from dfca.report.rows import RunReport
+from dfca.runs.store.metric import ACCURACY, metric_named
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import TrialRow
 from dfca.sim.metrics_table import EvaluationRow
@@ -39,12 +39,10 @@ def run_of(results: Sequence[Result]) -> Run:
 def plot(results: Sequence[Result], measure: str | None, against: Against, width: float, font_size: float) -> Figure:
     """Draw a measure of results, one line per algorithm, in the colours of paper."""
     from dfca.report.drawing.curves import AXES, curves_of
+    from dfca.report.drawing.plots import styles
     from dfca.report.drawing.sizes import FigureSize, sized
     from dfca.report.drawing.svg import for_paper_
-    from dfca.report.paper.figures import style_of
     from dfca.report.virtual.plots import draw_courses
-    from dfca.runs.store.metric import ACCURACY as SHARE
-    from dfca.runs.store.metric import metric_named
 
     if against not in AXES:
         raise unknown("value of against", against, AXES)
@@ -57,10 +55,10 @@ def plot(results: Sequence[Result], measure: str | None, against: Against, width
     series = {label: curve for label, curve in series.items() if against == "round" or any(curve.x)}
     metric = run.metric if name == run.metric.key else metric_named(name)
     if name in (f"all_models_{run.metric.key}", "cluster_accuracy"):
-        shares = SHARE if name == "cluster_accuracy" else run.metric
+        shares = ACCURACY if name == "cluster_accuracy" else run.metric
         metric = shares._replace(name=name.replace("_", " "), key=name)
     with sized(size):
-        figure = draw_courses(series, style_of(run), AXES[against], metric=metric)
+        figure = draw_courses(series, styles(run.algorithms), AXES[against], metric=metric)
     for_paper_(figure, size)
     return figure
 
@@ -74,11 +72,11 @@ def to_latex(results: Sequence[Result], columns: Sequence[str], caption: str, pa
 def _trial(result: Result) -> TrialRow:
     last = result.evaluations[-1]
     facts: dict[str, Any] = {"momentum": result.momentum, "diverged_clients": diverged_clients(result.notes)}
+    facts["metric"] = metric_named(last.metric)._asdict()
     if result.simulation is not None:
         setting = result.simulation.setting
         facts["clusters"] = setting.true_clusters if setting.split.clusters is not None else setting.clusters
-        if setting.learns.metric != ACCURACY:
-            facts["metric"] = setting.learns.metric.facts()
+        facts["metric"] = setting.learns.metric.facts()
     numbers = {key: value for key, value in last.items() if isinstance(value, int | float)}
     seconds = {"seconds": sum((last.get("seconds") or {}).values()) or None}
     head = {"algorithm": result.algorithm, "seed": result.seed, "rounds": last.round, "finished": True}

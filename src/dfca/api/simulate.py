@@ -19,8 +19,7 @@ from dfca.api.arguments import (
     to_algorithm,
     to_clock,
     to_graph,
-    to_liars,
-    to_privacy,
+    to_table,
     to_world,
 )
 from dfca.api.comparison import Comparison
@@ -37,13 +36,14 @@ from dfca.base.errors import (
 )
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.task import Task
-from dfca.core.method import Augment
+from dfca.core.method import Augment, PrivacyOptions
 from dfca.data.clients import Split
 from dfca.data.own import split_from
 from dfca.experiment.world import ClockConfig
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import World
+from dfca.sim.local.choices import LiarOptions
 from dfca.sim.metrics_table import Metrics
 from dfca.sim.notes import WarningNote, notes_of_scores
 from dfca.sim.rounds.simulation import Simulation
@@ -203,9 +203,9 @@ def simulate(
     }
     _check_options(options)
     if options.get("liars") is not None:
-        options["liars"] = to_liars(options["liars"])
+        options["liars"] = to_table(LiarOptions, options["liars"], "liars", '{"share": 0.2, "kind": "noise"}')
     if options.get("privacy") is not None:
-        options["privacy"] = to_privacy(options["privacy"])
+        options["privacy"] = to_table(PrivacyOptions, options["privacy"], "privacy", '{"noise": 1.0, "clip": 0.5}')
     if clock is not None and world is None:
         raise ConfigError('clock needs a world, which makes a run happen in virtual time; give world="ideal"')
     if not callable(model):

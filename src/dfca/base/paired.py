@@ -164,9 +164,7 @@ def _mean(scores: Scores) -> float | None:
     return fmean(values) if values else None
 
 
-def explanation(
-    reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool, family: int | None = None
-) -> list[str]:
+def explanation(reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool) -> list[str]:
     """Say how differences to the reference are to be read; nothing where there are none."""
     differences = [result.difference for result in compared]
     if not differences:
@@ -175,7 +173,7 @@ def explanation(
     signs = "" if higher_is_better else f"; + is more {metric}, which is worse"
     if all(difference.p is None for difference in differences):
         return [f"minus {reference}: difference to {reference}{best}{signs}; one seed: no interval, it may be chance"]
-    family = family or max(1, sum(difference.p is not None for difference in differences))
+    family = sum(difference.p is not None for difference in differences)
     return [
         f"minus {reference}: mean difference to {reference}{best}, paired by seed (same data and graph){signs}; "
         f"{intervals_line(family)}"

@@ -78,7 +78,7 @@ def _validate(content: Any, table: Any) -> tuple[Any, list[Any]]:
     from pydantic import ValidationError
 
     try:
-        return _adapter_of(table).validate_python(content), []
+        return _adapter(table).validate_python(content), []
     except ValidationError as error:
         return None, list(error.errors())
 
@@ -94,10 +94,6 @@ def _without(content: Any, place: Sequence[int | str]) -> Any:
     return content if kept is inner else {**content, key: kept}
 
 
-def _adapter_of(table: Any) -> TypeAdapter[Any]:
-    return _adapter(table)
-
-
 @cache
 def _adapter(table: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
@@ -107,7 +103,7 @@ def _adapter(table: Any) -> TypeAdapter[Any]:
 
 def dump(record: Any) -> dict[str, Any]:
     """Return the keys of a record as TOML and JSON know them; those that are None are left out."""
-    values: dict[str, Any] = _adapter_of(type(record)).dump_python(record, mode="json", exclude_none=True)
+    values: dict[str, Any] = _adapter(record.__class__).dump_python(record, mode="json", exclude_none=True)
     return values
 
 

@@ -64,16 +64,12 @@ def export(
 
 
 def _parse_point(at: list[str] | tuple[str, ...]) -> dict[str, Any]:
-    from dfca.base.toml import parse_toml
+    from dfca.experiment.load import parse_value
 
     point: dict[str, Any] = {}
     for pair in at:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f'--at needs key=value, got "{pair}"; for example --at topology.p=0.1')
-        try:
-            value = parse_toml(f"value = {text}")["value"]
-        except ValueError:
-            value = text.strip()
-        point[key.strip()] = value
+        point[key.strip()] = parse_value(text.strip())
     return point

@@ -1,21 +1,19 @@
 """`dfca keys`: an authority for fleets. It introduces devices by files, and their private keys never leave them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dfca.base.errors import ConfigError, DataError, RunError
+from dfca.base.errors import DataError, RunError
 from dfca.cli.console import make_console
+from dfca.cli.node import need_libraries
 
 commands = typer.Typer(
     name="keys",
     help="Fleets: an authority that introduces devices by files; private keys never leave a device.",
     no_args_is_help=True,
 )
-NODE_LIBRARIES = {"cryptography", "grpc", "google", "segno", "zstandard", "prometheus_client"}
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder for the authority, or of a node.")]
 Authority = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The folder of the authority.")]
@@ -31,27 +29,27 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 @commands.command()
 def init(folder: Folder) -> None:
     """Make an authority: a key and its fingerprint. Keep its folder on a machine that you trust, and a copy of it."""
-    with _libraries():
-        from dfca.node.trust.identity import Identity
+    need_libraries("dfca keys")
+    from dfca.node.trust.identity import Identity
 
-        identity = Identity.create(folder)
-        _print(f"authority in {folder}")
-        _print_fingerprint(identity.id)
+    identity = Identity.create(folder)
+    _print(f"authority in {folder}")
+    _print_fingerprint(identity.id)
 
 
 @commands.command()
 def show(folder: Folder) -> None:
     """Show the fingerprint of an authority or a node, and the members that it knows."""
-    with _libraries():
-        from dfca.node.trust.authority import ROSTER_FILE
-        from dfca.node.trust.identity import Identity, fingerprint
-        from dfca.node.trust.roster import Roster
+    need_libraries("dfca keys")
+    from dfca.node.trust.authority import ROSTER_FILE
+    from dfca.node.trust.identity import Identity, fingerprint
+    from dfca.node.trust.roster import Roster
 
-        _print_fingerprint(Identity.load(folder).id)
-        if (folder / ROSTER_FILE).exists():
-            for member in Roster.load(folder / ROSTER_FILE).members().values():
-                role = "  may introduce" if member.may_introduce else ""
-                _print(f"{member.name}  {fingerprint(member.id)}  {' '.join(member.addresses)}{role}".rstrip())
+    _print_fingerprint(Identity.load(folder).id)
+    if (folder / ROSTER_FILE).exists():
+        for member in Roster.load(folder / ROSTER_FILE).members().values():
+            role = "  may introduce" if member.may_introduce else ""
+            _print(f"{member.name}  {fingerprint(member.id)}  {' '.join(member.addresses)}{role}".rstrip())
 
 
 @commands.command()
@@ -62,15 +60,15 @@ def request(node: NodeFolder, name: Name = None, address: Addresses = None, out:
 
       dfca keys request kitchen --name kitchen --address 192.0.2.20:7447
     """
-    with _libraries():
-        from dfca.node.trust.authority import make_request, read_request
+    need_libraries("dfca keys")
+    from dfca.node.trust.authority import make_request, read_request
 
-        known_name, known_addresses = _own_contact(node)
-        data = make_request(node, name or known_name, address or known_addresses)
-        path = out or Path(f"{node.resolve().name}.request.json")
-        _write(path, data)
-        _print(f"request in {path}; have it signed: dfca keys sign AUTHORITY {path}")
-        _print_fingerprint(read_request(data).id)
+    known_name, known_addresses = _own_contact(node)
+    data = make_request(node, name or known_name, address or known_addresses)
+    path = out or Path(f"{node.resolve().name}.request.json")
+    _write(path, data)
+    _print(f"request in {path}; have it signed: dfca keys sign AUTHORITY {path}")
+    _print_fingerprint(read_request(data).id)
 
 
 @commands.command()
@@ -86,16 +84,16 @@ def sign(
     out: Out = None,
 ) -> None:
     """Introduce the device of a request, once its fingerprint is the one that the device shows; write its bundle."""
-    with _libraries():
-        from dfca.node.trust.authority import Introduce, read_request, sign_request
+    need_libraries("dfca keys")
+    from dfca.node.trust.authority import Introduce, read_request, sign_request
 
-        asked = read_request(_read(request))
-        _print_fingerprint(asked.id)
-        _confirm("Does the device show the same fingerprint?", yes)
-        member, bundle = sign_request(authority, asked, Introduce(name, tuple(address or ()), may_introduce))
-        path = out or Path(f"{request.name.removesuffix('.json').removesuffix('.request')}.bundle.json")
-        _write(path, bundle)
-        _print(f"{member.name} is a member; bundle in {path}; on the device: dfca keys accept NODE {path}")
+    asked = read_request(_read(request))
+    _print_fingerprint(asked.id)
+    _confirm("Does the device show the same fingerprint?", yes)
+    member, bundle = sign_request(authority, asked, Introduce(name, tuple(address or ()), may_introduce))
+    path = out or Path(f"{request.name.removesuffix('.json').removesuffix('.request')}.bundle.json")
+    _write(path, bundle)
+    _print(f"{member.name} is a member; bundle in {path}; on the device: dfca keys accept NODE {path}")
 
 
 @commands.command()
@@ -105,14 +103,14 @@ def accept(
     yes: Yes = False,
 ) -> None:
     """Accept a bundle on the device, once its fingerprint is the one that the authority shows."""
-    with _libraries():
-        from dfca.node.trust.authority import accept_bundle, read_bundle
+    need_libraries("dfca keys")
+    from dfca.node.trust.authority import accept_bundle, read_bundle
 
-        read = read_bundle(_read(bundle))
-        _print_fingerprint(read.authority)
-        _confirm("Does the authority show the same fingerprint (dfca keys show)?", yes)
-        members = accept_bundle(node, read).members()
-        _print(f"{node} belongs to the fleet: " + ", ".join(sorted(member.name for member in members.values())))
+    read = read_bundle(_read(bundle))
+    _print_fingerprint(read.authority)
+    _confirm("Does the authority show the same fingerprint (dfca keys show)?", yes)
+    members = accept_bundle(node, read).members()
+    _print(f"{node} belongs to the fleet: " + ", ".join(sorted(member.name for member in members.values())))
 
 
 @commands.command()
@@ -123,15 +121,15 @@ def remove(
     out: Out = None,
 ) -> None:
     """Remove a member of the fleet for ever; one other member accepts the bundle and tells the others."""
-    with _libraries():
-        from dfca.node.trust.authority import remove_member
-        from dfca.node.trust.identity import short
+    need_libraries("dfca keys")
+    from dfca.node.trust.authority import remove_member
+    from dfca.node.trust.identity import short
 
-        _confirm(f"Remove {member}? This is final.", yes)
-        removed, bundle = remove_member(authority, member)
-        path = out or Path(f"{short(removed.id)}.removed.json")
-        _write(path, bundle)
-        _print(f"{removed.name} is removed; bundle in {path}; on any other device: dfca keys accept NODE {path}")
+    _confirm(f"Remove {member}? This is final.", yes)
+    removed, bundle = remove_member(authority, member)
+    path = out or Path(f"{short(removed.id)}.removed.json")
+    _write(path, bundle)
+    _print(f"{removed.name} is removed; bundle in {path}; on any other device: dfca keys accept NODE {path}")
 
 
 def _own_contact(node: Path) -> tuple[str | None, tuple[str, ...]]:
@@ -144,17 +142,6 @@ def _own_contact(node: Path) -> tuple[str | None, tuple[str, ...]]:
     config = NodeConfig.load(node)
     port = config.network.port
     return config.name, own_addresses(config, port) if port else ()
-
-
-@contextmanager
-def _libraries() -> Iterator[None]:
-    """Say in one sentence which libraries are missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in NODE_LIBRARIES:
-            raise
-        raise ConfigError("dfca keys needs more libraries: pip install 'dfca[node]'") from error
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -89,8 +89,7 @@ def init(
 
       dfca node init kitchen --data a.csv --label activity --model mlp
     """
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         from dfca.node.operate.commands import init_node, parse_settings
         from dfca.node.task.founding import Founding
 
@@ -138,8 +137,7 @@ def run(
     """Run the node until Ctrl-C or SIGTERM; it continues where it was, also after kill -9 or a power cut."""
     if log_format not in (None, "human", "json"):
         raise ConfigError(f'--log-format must be human or json, got "{log_format}"')
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         if context.obj == OWN_PROCESS and sys.platform != "win32":
             from dfca.node.__main__ import become_node
 
@@ -175,8 +173,7 @@ def invite(
 
     In a pipe or a script it prints the line alone and returns; the invite stays open.
     """
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         from dfca.node.operate.control import call
         from dfca.node.trust.invite import qr
 
@@ -230,8 +227,7 @@ def join(
 
       dfca node join garage 'dfca1:192.0.2.20:7448/...' --data b.csv
     """
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         from dfca.node.trust.invite import Invite
 
         Invite.parse(invite)  # before what follows, which loads torch
@@ -261,15 +257,13 @@ def status(
 
     from dfca.node.operate.status import read_status, status_table
 
-    with _mistakes_as_status_2():
+    with _command(libraries=members or all_):
         if members:
-            _need_libraries()
             from dfca.node.operate.members import members_table, read_members
 
             answer = read_members(folder)
             table = members_table(answer)
         elif all_:
-            _need_libraries()
             from dfca.node.operate.overview import ask_all, overview_table
 
             answer = ask_all(folder)
@@ -286,11 +280,10 @@ def status(
 @commands.command()
 def doctor(folder: Folder) -> None:
     """Check ports, reachability both ways, clock, disk, certificate and data; each failure comes with its cure."""
-    with _mistakes_as_status_2():
-        _need_libraries()
-        _own_modules()
+    with _command():
         from dfca.node.operate.doctor import examine
 
+        _own_modules()
         console, failed = make_console(), 0
         for check in examine(folder):
             mark = {"ok": "[green]ok  [/green]", "warning": "[yellow]warn[/yellow]"}.get(
@@ -306,8 +299,7 @@ def doctor(folder: Folder) -> None:
 @commands.command()
 def remove(folder: Folder, member: Annotated[str, typer.Argument(help="The name or ID of a member.")]) -> None:
     """Remove a member for ever: all others refuse it as soon as they hear of it."""
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         from dfca.node.disk.folder import NodeFolder
         from dfca.node.operate.control import NotRunning, call
         from dfca.node.service import remove_member
@@ -326,7 +318,7 @@ def stop(folder: Folder) -> None:
     """End the node that runs in a folder, and wait until it has ended."""
     from dfca.node.operate.control import stop_node
 
-    with _mistakes_as_status_2():
+    with _command(libraries=False):
         ended = stop_node(folder)
     place = f", in round {ended['round']}" if "round" in ended else ""  # an older node does not say
     print(f"{ended.get('name', folder)} is stopped{place}; continue: dfca node run {folder}")
@@ -343,14 +335,13 @@ def export(
     shared: Annotated[bool, typer.Option("--shared", help=SHARED)] = False,
 ) -> None:
     """Write the node's model as a file for other programs."""
-    with _mistakes_as_status_2():
+    with _command():
         if onnx is None and safetensors is None:
             raise ConfigError("name a file to write: --onnx FILE or --safetensors FILE")
-        _need_libraries()
-        _own_modules()
         from dfca.node.operate.commands import load_model
         from dfca.node.task.export import to_onnx, to_safetensors
 
+        _own_modules()
         exported = load_model(folder, cluster, shared)
         for path, write in ((onnx, to_onnx), (safetensors, to_safetensors)):
             if path is not None:
@@ -368,11 +359,10 @@ def predict(
     shared: Annotated[bool, typer.Option("--shared", help=SHARED)] = False,
 ) -> None:
     """Predict the classes of new samples; prints CSV: row, class, probability. Of a regression: row, value."""
-    with _mistakes_as_status_2():
-        _need_libraries()
-        _own_modules()
+    with _command():
         from dfca.node.operate.commands import predict_file
 
+        _own_modules()
         text, _ = predict_file(folder, data, cluster, shared)
     sys.stdout.write(text)
 
@@ -387,7 +377,7 @@ def install(
     """Print a systemd unit that runs the node from the next boot on, or write it."""
     from dfca.node.operate.install import make_unit, unit_name, write_unit
 
-    with _mistakes_as_status_2():
+    with _command(libraries=False):
         from dfca.node.task.config import NodeConfig
 
         config = NodeConfig.load(folder)
@@ -404,8 +394,7 @@ def replay(
     recording: Annotated[Path, typer.Argument(metavar="FILE", help="What `dfca node run --record FILE` wrote.")],
 ) -> None:
     """Drive a peer by the recorded inputs of a device, and check that it does the same, bit by bit."""
-    with _mistakes_as_status_2():
-        _need_libraries()
+    with _command():
         from dfca.base.errors import RunError
         from dfca.node.disk.record import first_difference, read_recording
         from dfca.peer.machine import Memory
@@ -422,16 +411,19 @@ def replay(
 
 
 @contextmanager
-def _mistakes_as_status_2() -> Iterator[None]:
-    """Errors that a user can mend end with status 2; 1 is for unexpected ones."""
+def _command(libraries: bool = True) -> Iterator[None]:
+    """Check libraries first; errors that a user can mend end with status 2, and 1 is for unexpected ones."""
     try:
+        if libraries:
+            need_libraries("dfca node")
         yield
     except DfcaError as error:
         error.status = 2
         raise
 
 
-def _need_libraries() -> None:
+def need_libraries(command: str) -> None:
+    """Raise ConfigError where the extra `node` is not installed."""
     from importlib.util import find_spec
 
     try:
@@ -439,11 +431,11 @@ def _need_libraries() -> None:
     except ModuleNotFoundError:  # the package of a library
         missing = True
     if missing:
-        raise ConfigError("dfca node needs more libraries: pip install 'dfca[node]'")
+        raise ConfigError(f"{command} needs more libraries: pip install 'dfca[node]'")
 
 
 def _own_modules() -> None:
-    """Let "module:function" name code in the folder where dfca is called."""
+    """Let "module:function" name code in the folder where dfca is called; after our own imports, which come first."""
     sys.path.insert(0, os.getcwd())
 
 

@@ -22,7 +22,6 @@ from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import check_name, import_function, is_import
 from dfca.base.renamed import earlier
 from dfca.base.table import Table, option
-from dfca.base.toml import parse_toml
 from dfca.base.validation import check, dump, show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
 from dfca.core.method import (
@@ -37,7 +36,7 @@ from dfca.core.method import (
 )
 from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
-from dfca.experiment.variants import check_label, merge, options_of, sections_of, unfold
+from dfca.experiment.variants import check_label, flatten, merge, options_of, sections_of, unfold
 from dfca.experiment.world import ClockConfig, WorldConfig, check_world
 from dfca.model_options import ModelOptions
 from dfca.models import MODELS
@@ -144,6 +143,7 @@ class Config(BaseModel):
     rounds: int = Field(ge=1, description="rounds of every client")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     algorithms: tuple[str, ...] = Field(
+        strict=False,
         min_length=1,
         description='which algorithms: `dfca list` shows them; your own is "package.module:function"; one with options '
         'of its own, for a row of its own: `{name = "fedavg", momentum = 0.9, label = "fedavg, momentum 0.9"}`',
@@ -205,11 +205,6 @@ class Config(BaseModel):
     @classmethod
     def _named_task(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("algorithms", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("algorithms")
     @classmethod
@@ -379,21 +374,12 @@ class Config(BaseModel):
         """Check the values of an experiment file. Raises ConfigError with everything that is wrong."""
         return check(dict(values), cls)
 
-    @classmethod
-    def from_toml(cls, text: str) -> Config:
-        """Read what `to_toml` wrote."""
-        try:
-            values = parse_toml(text)
-        except ValueError as error:
-            raise ConfigError(f"not valid TOML: {error}") from None
-        return cls.of(values)
-
     def values(self) -> dict[str, Any]:
         """Return every key with its value as TOML and JSON know it; TOML has no null, so None is an absent key."""
         return self._as_of(2)
 
     def to_toml(self) -> str:
-        """Write the complete config: `Config.from_toml(config.to_toml()) == config`."""
+        """Write the complete config: `experiment.load.read_stored` reads it."""
         return tomli_w.dumps(self.values())
 
     def digest(self) -> str:
@@ -449,18 +435,6 @@ def _refuse_repetition(key: str, values: tuple[Any, ...]) -> None:
     twice, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if count > 1:
         raise ConfigError(f"{key} must not repeat a value, got {show(twice)} {count} times")
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn tables into dotted keys.
-
-    >>> flatten({"clients": 3, "data": {"name": "digits"}})
-    {'clients': 3, 'data.name': 'digits'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

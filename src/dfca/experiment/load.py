@@ -18,9 +18,9 @@ from dfca.base.imports import look_in
 from dfca.base.renamed import renamed
 from dfca.base.toml import DEEPEST, parse_toml
 from dfca.base.validation import show
-from dfca.experiment.config import Config, flatten
+from dfca.experiment.config import Config
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep
-from dfca.experiment.variants import merge, rejoin, unfold
+from dfca.experiment.variants import flatten, merge, nest, rejoin, unfold
 from dfca.model_options import ModelOptions
 from dfca.models import start_digests
 
@@ -258,11 +258,7 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise ConfigError(f"--set takes a key of at most {DEEPEST} parts, got {len(parts)}")
     if parts[0] == "scale":
         raise ConfigError(f'--set cannot change a scale, got "{override}"; use --scale NAME')
-    *outer, last = parts
-    values = {last: _parse_value(text.strip())}
-    for part in reversed(outer):
-        values = {part: values}
-    return values
+    return nest({".".join(parts): parse_value(text.strip())})
 
 
 def _changes(values: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], ...]:
@@ -296,7 +292,8 @@ def _refuse_metrics(names: set[str]) -> None:
         raise ConfigError(f"a sweep compares one metric, got {' and '.join(sorted(names))}; run one after the other")
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Parse a value of the command line: TOML, or else a plain string."""
     try:
         values = parse_toml(f"value = {text}")
     except ValueError:

@@ -24,8 +24,8 @@ from typing import Any
 from dfca.base.errors import ConfigError
 from dfca.base.renamed import earlier
 from dfca.base.validation import show
-from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
-from dfca.experiment.variants import merge
+from dfca.experiment.config import NOT_IN_DIGEST, Config
+from dfca.experiment.variants import flatten, merge, nest, write
 
 
 @dataclass(frozen=True)
@@ -212,25 +212,6 @@ def label_of(at: Mapping[str, Any]) -> str:
     ('clients=12, data.name=digits', 'base')
     """
     return ", ".join(f"{key}={write(value)}" for key, value in at.items()) or "base"
-
-
-def write(value: Any) -> str:
-    """Write one value of a point: strings without quotes."""
-    return value if isinstance(value, str) else show(value)
-
-
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into tables.
-
-    >>> nest({"clients": 3, "data.name": "digits"})
-    {'clients': 3, 'data': {'name': 'digits'}}
-    """
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        nested = merge(nested, value)
-    return nested
 
 
 def _distinguish(tables: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:

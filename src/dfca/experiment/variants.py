@@ -67,22 +67,12 @@ def label_of(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             f'a table in algorithms needs a name ({{name = "fedavg", momentum = 0.9}}), got {show(table)}'
         )
     options = {key: value for key, value in table.items() if key not in ("name", "label")}
-    label = table.get("label", " ".join([name, *_worded(options)]))
+    label = table.get("label", " ".join([name, *(f"{key}={write(value)}" for key, value in flatten(options).items())]))
     if not isinstance(label, str):
         raise ConfigError(f"label of {name} must be a string, got {show(label)}")
     if base_of(label) != name:
         raise ConfigError(f'label {show(label)} must begin with the name of its algorithm: "{name}, ..."')
     return label, options
-
-
-def _worded(options: Mapping[str, Any], before: str = "") -> list[str]:
-    words = []
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            words += _worded(value, f"{before}{key}.")
-        else:
-            words.append(f"{before}{key}={value if isinstance(value, str) else show(value)}")
-    return words
 
 
 def check_label(label: str) -> None:
@@ -123,6 +113,37 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn tables into dotted keys.
+
+    >>> flatten({"clients": 3, "data": {"name": "digits"}})
+    {'clients': 3, 'data.name': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into tables.
+
+    >>> nest({"clients": 3, "data.name": "digits"})
+    {'clients': 3, 'data': {'name': 'digits'}}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        nested = merge(nested, value)
+    return nested
+
+
+def write(value: Any) -> str:
+    """Write a value as a name or a label has it: strings without quotes."""
+    return value if isinstance(value, str) else show(value)
 
 
 def rejoin(names: Sequence[str], labels: Collection[str]) -> list[str]:

@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dfca.base.paired import BEYOND_CHANCE
-from dfca.experiment.sweep import label_of, write
+from dfca.experiment.sweep import label_of
+from dfca.experiment.variants import write
 from dfca.report.rows import AlgorithmRow, metric_of_rows
 from dfca.report.statistics import verdicts
 from dfca.runs.store.metric import ShownMetric

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ from dfca.report.paper.theory import theory_notes, theory_tables
 from dfca.report.rows import RunReport
 from dfca.report.tables import DISPENSABLE, TextTable, names_column, notes, result_tables
 from dfca.report.virtual.tables import virtual_tables
-from dfca.report.wording import DASH, one_line
+from dfca.report.wording import one_line, slug
+from dfca.runs.store.metric import DASH
 
 COLUMN_POINTS, PAGE_POINTS = 229.0, 469.0  # of LaTeX's article in two columns; IEEE's are 252 and 516 wide
 CHARACTER_POINTS = 4.7  # of a letter of 8 points, bold ones and signs among them
@@ -125,7 +125,7 @@ def latex(report: RunReport, options: TableOptions = PLAIN) -> str:
         if not options.caption:
             lines += [*_tabular(table, [_tex(one_line(title)) for title in table.columns]), ""]
             continue
-        place = f"{_slug(report.run.experiment or 'results')}{f'-{number + 1}' if number else ''}"
+        place = f"{slug(report.run.experiment or 'results')}{f'-{number + 1}' if number else ''}"
         lines += [*_float(table, options, place), ""]
     lines += [f"% {note}" for note in all_notes(report, tables)]
     return "\n".join(lines).rstrip() + "\n"
@@ -169,10 +169,6 @@ def _points(table: TextTable) -> float:
 def _fitting_characters(table: TextTable) -> int:
     """Return the width in characters, two of them beside each column, that fits across a page."""
     return int((PAGE_POINTS - 6 * len(table.columns)) / CHARACTER_POINTS) + 2 * len(table.columns)
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()
 
 
 def comma_separated(report: RunReport, options: TableOptions = PLAIN) -> str:

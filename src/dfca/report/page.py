@@ -193,7 +193,7 @@ def _graph(clusters: ClusterMap) -> Values:
 
 def _costs(report: RunReport) -> Iterator[NamedFigure]:
     """Draw how far the copies of a model are apart, what a score cost, and what a client sent in the whole run."""
-    run, style = report.run, figures.style_of(report.run)
+    run, style = report.run, plots.styles(report.run.algorithms)
     spread = curves_of(run, "disagreement")
     if apart := {name: curve for name, curve in spread.items() if any(curve.mean)}:
         none = [name for name in spread if name not in apart]
@@ -220,7 +220,7 @@ def _sweep(report: RunReport) -> Values:
     theory = _pictures(figures.theory_drawings(run))
     points = [] if theory else [_point(run, point) for point in figures.few_points(run)]
     graphs = None if theory else figures.graph_drawing(run)
-    style = figures.style_of(run)
+    style = plots.styles(run.algorithms)
     together = [] if theory else _pictures(by_round_figures(run, style))
     return {
         "template": "sweep.html",

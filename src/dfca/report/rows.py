@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple, Self
 from dfca.algorithms import ALGORITHMS, about, base_of
 from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare, family_of, pairs_with
 from dfca.report.paper.published import Published, published
-from dfca.report.wording import DASH, paper_name, span
-from dfca.runs.store.metric import ACCURACY, ShownMetric
+from dfca.report.wording import paper_name, span
+from dfca.runs.store.metric import ACCURACY, DASH, ShownMetric
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import PointRow, TrialRow
 from dfca.sim.metrics_table import JsonObject, PointValues, traffic_bytes

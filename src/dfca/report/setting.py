@@ -8,7 +8,7 @@ from typing import Any
 from dfca import topology
 from dfca.algorithms import base_of
 from dfca.data.options import DataOptions
-from dfca.experiment.sweep import write
+from dfca.experiment.variants import write
 from dfca.model_options import ModelOptions
 from dfca.report.rows import kind_of
 from dfca.report.virtual.summary import virtual_points

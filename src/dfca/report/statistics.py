@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dfca.base.paired import BEYOND_CHANCE, Verdict, explanation, quoted, verdict_line
 from dfca.report.rows import AlgorithmRow, by_point
-from dfca.report.wording import DASH
+from dfca.runs.store.metric import DASH
 
 DIVERGED = "‡"  # stands behind an algorithm whose training diverged
 MOST_NAMED = 4  # points in a note

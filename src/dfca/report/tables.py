@@ -12,13 +12,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from dfca.experiment.sweep import write
+from dfca.experiment.variants import write
 from dfca.report.findings import idle_keys
 from dfca.report.paper import published
 from dfca.report.rows import AlgorithmRow, Measure, RunReport, by_point, metric_of_rows
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
-from dfca.report.wording import DASH, duration, folded, megabytes, one_line, percent, span
-from dfca.runs.store.metric import ShownMetric
+from dfca.report.wording import duration, folded, megabytes, one_line, percent, span
+from dfca.runs.store.metric import DASH
 from dfca.runs.store.rows import TrialRow
 
 DISPENSABLE = (
@@ -109,13 +109,14 @@ def names_column(name: str, title: str) -> bool:
 
 
 class Column(NamedTuple):
-    """A column of the table with a row per algorithm."""
+    """A column of the table with a row per algorithm; left out where it says nothing of any row."""
 
     title: str
     write: Write
+    across: str = ""  # the title of a table of its own, algorithms across; none without
     measure: Measure | None = None  # the best of the decentralised is set in bold
     words: bool = False  # set to the left
-    shown: Callable[[AlgorithmRow], bool] | None = None  # the column is left out where this holds for no row
+    always: bool = False  # never left out
 
 
 def result_tables(report: RunReport, width: int | None = None) -> list[TextTable]:
@@ -181,32 +182,31 @@ def _crossed(rows: Sequence[AlgorithmRow], key: str) -> list[TextTable]:
     for row in rows:
         at.setdefault(write(row.point.get(key, DASH)), {})[row.algorithm] = row
     made = []
-    for title, text_of, measure in _crossed_columns(metric_of_rows(rows), one_line(difference_title(rows))):
-        shown = [name for name in names if any(text_of(r[name]) not in (DASH, "0") for r in at.values() if name in r)]
-        if not shown:
+    for column in _columns(rows, (), True):
+        write_cell = column.write
+        shown = [n for n in names if any(write_cell(r[n]) not in (DASH, "0") for r in at.values() if n in r)]
+        if not shown or not column.across:
             continue
         body = [
-            [TableCell(value), *(_crossing(across.get(name), text_of, measure) for name in shown)]
-            for value, across in at.items()
+            [TableCell(value), *(_crossing(across.get(name), column) for name in shown)] for value, across in at.items()
         ]
-        made.append(TextTable(title, [key, *shown], [True] + [False] * len(shown), body))
+        made.append(TextTable(column.across, [key, *shown], [True] + [False] * len(shown), body))
     return made
 
 
-def _crossing(row: AlgorithmRow | None, text_of: Write, measure: Measure | None) -> TableCell:
+def _crossing(row: AlgorithmRow | None, column: Column) -> TableCell:
     if row is None:
         return TableCell(DASH)
-    diverged = f" {DIVERGED}" if row.diverged_runs and measure == "score" else ""
-    return TableCell(text_of(row) + ("*" if row.partial else "") + diverged, measure in row.best)
+    diverged = f" {DIVERGED}" if row.diverged_runs and column.measure == "score" else ""
+    return TableCell(column.write(row) + ("*" if row.partial else "") + diverged, column.measure in row.best)
 
 
 def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> TextTable:
     """Make a table of one line per row; what a line shares with the one above is not repeated."""
-    known = any(row.found_of is not None for row in rows)
     columns = [
         column
-        for column in _columns(keys, swept, known, metric_of_rows(rows), difference_title(rows))
-        if column.shown is None or any(map(column.shown, rows))
+        for column in _columns(rows, keys, swept)
+        if column.always or any(column.write(row) != DASH for row in rows)
     ]
     body: list[list[TableCell]] = []
     before = None
@@ -220,47 +220,34 @@ def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> T
     return TextTable("", [column.title for column in columns], [column.words for column in columns], body, partial)
 
 
-def _columns(keys: Sequence[str], swept: bool, known: bool, metric: ShownMetric, difference: str) -> list[Column]:
+def _columns(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> list[Column]:
     def at(key: str) -> Write:
         return lambda row: write(row.point[key]) if key in row.point else ""
 
+    metric, difference = metric_of_rows(rows), difference_title(rows)
     partners = [] if swept else [Column("talks to", attrgetter("via"), words=True)]
-    found = Column("all clusters\nfound", attrgetter("found"), shown=lambda row: row.found_of is not None)
+    found = Column("all clusters\nfound", attrgetter("found"), "all clusters found")
     # of a run whose true clusters are not known, at least which models ended without clients
-    lost = Column("lost a\ncluster", attrgetter("lost"), shown=lambda row: row.lost_runs is not None)
-    sign = metric.sign
+    lost = Column("lost a\ncluster", attrgetter("lost"))
+    sign, all_models = metric.sign, f"all models\n{metric.sign}".rstrip()
     return [
         *(Column(folded(key), at(key), words=True) for key in keys),
         Column("algorithm", _name, words=True),
         *partners,
-        Column(f"{metric.name}\n{sign}".rstrip(), _score, "score"),
-        Column(
-            f"no last\nstep {sign}".rstrip(),
-            lambda row: row.metric.write(*row.before_personal),
-            shown=lambda row: row.before_personal.mean is not None,
-        ),
-        Column(difference, write_difference, shown=lambda row: row.compared is not None),
-        Column("published\n%", _published, shown=lambda row: row.published is not None),
-        Column("differ-\nence", _difference, shown=lambda row: row.published is not None),
-        Column(
-            f"all models\n{sign}".rstrip(),
-            _all_models,
-            "all_models",
-            shown=lambda row: row.all_models.mean is not None,
-        ),
-        Column(
-            "right\ncluster %",
-            _right_cluster,
-            "cluster_accuracy",
-            shown=lambda row: row.cluster_accuracy.mean is not None,
-        ),
-        found if known else lost,
-        Column("k found", attrgetter("k"), shown=lambda row: row.k != DASH),
-        Column("k right", attrgetter("k_right"), shown=lambda row: row.k_right != DASH),
-        Column("runs", _runs),
-        Column("time\nper run", lambda row: duration(row.seconds)),
-        Column("MB per\nclient", _megabytes, shown=lambda row: row.megabytes_per_client is not None),
-        Column("epsilon", _epsilon, shown=lambda row: row.epsilon is not None),
+        Column(f"{metric.name}\n{sign}".rstrip(), _score, metric.title, "score", always=True),
+        Column(f"no last\nstep {sign}".rstrip(), lambda row: row.metric.write(*row.before_personal)),
+        Column(difference, write_difference, f"{metric.title}: {one_line(difference)}"),
+        Column("published\n%", _published, "accuracy %, published"),
+        Column("differ-\nence", _difference, "difference in points"),
+        Column(all_models, lambda row: row.metric.write(*row.all_models), one_line(all_models), "all_models"),
+        Column("right\ncluster %", lambda row: percent(*row.cluster_accuracy), "right cluster %", "cluster_accuracy"),
+        found if any(row.found_of is not None for row in rows) else lost,
+        Column("k found", attrgetter("k"), "k found"),
+        Column("k right", attrgetter("k_right"), "runs with the right k"),
+        Column("runs", lambda row: f"{row.runs}" + (f" + {row.unfinished}" if row.unfinished else "")),
+        Column("time\nper run", lambda row: duration(row.seconds), always=True),
+        Column("MB per\nclient", lambda row: megabytes(row.megabytes_per_client), "MB per client"),
+        Column("epsilon", _epsilon, "epsilon"),
     ]
 
 
@@ -272,14 +259,6 @@ def _score(row: AlgorithmRow) -> str:
     return row.metric.write(*row.score)
 
 
-def _all_models(row: AlgorithmRow) -> str:
-    return row.metric.write(*row.all_models)
-
-
-def _right_cluster(row: AlgorithmRow) -> str:
-    return percent(*row.cluster_accuracy)
-
-
 def _published(row: AlgorithmRow) -> str:
     theirs = row.published
     return DASH if theirs is None else f"{100 * theirs.mean:.1f} ± {100 * theirs.std:.2f}"
@@ -289,29 +268,5 @@ def _difference(row: AlgorithmRow) -> str:
     return DASH if row.difference_points is None else f"{row.difference_points:+.1f}".replace("-", "−")
 
 
-def _runs(row: AlgorithmRow) -> str:
-    return f"{row.runs}" + (f" + {row.unfinished}" if row.unfinished else "")
-
-
-def _megabytes(row: AlgorithmRow) -> str:
-    return megabytes(row.megabytes_per_client)
-
-
 def _epsilon(row: AlgorithmRow) -> str:
     return DASH if row.epsilon is None else f"{row.epsilon:,.3g}" if row.epsilon < 1000 else f"{row.epsilon:,.0f}"
-
-
-def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, Write, Measure | None], ...]:
-    return (
-        (metric.title, _score, "score"),
-        (f"{metric.title}: {difference}", write_difference, None),
-        ("accuracy %, published", _published, None),
-        ("difference in points", _difference, None),
-        (f"all models {metric.sign}".rstrip(), _all_models, "all_models"),
-        ("right cluster %", _right_cluster, "cluster_accuracy"),
-        ("all clusters found", attrgetter("found"), None),
-        ("k found", attrgetter("k"), None),
-        ("runs with the right k", attrgetter("k_right"), None),
-        ("MB per client", _megabytes, None),
-        ("epsilon", _epsilon, None),
-    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from dfca.algorithms import base_of
+from dfca.runs.store.metric import ACCURACY, DASH
 from dfca.sim.metrics_table import JsonObject
 
-DASH = "–"
+percent = ACCURACY.write
 PAPER_NAMES = {
     "dfca-gi": "DFCA-GI",
     "dfca-li": "DFCA-LI",
@@ -38,17 +39,6 @@ def paper_name(label: str) -> str:
     """
     name = base_of(label)
     return PAPER_NAMES.get(name, name) + label[len(name) :]
-
-
-def percent(mean: float | None, std: float | None = None) -> str:
-    """Write an accuracy in 0..1 as percent with one decimal.
-
-    >>> percent(0.9371, 0.0012), percent(0.9371), percent(None)
-    ('93.7 ± 0.1', '93.7', '–')
-    """
-    if mean is None or not math.isfinite(mean):
-        return DASH
-    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
 
 
 def duration(seconds: float | None) -> str:
@@ -105,6 +95,15 @@ def span(values: Sequence[Any], digits: str = "") -> str:
     """
     low, high = f"{min(values):{digits}}", f"{max(values):{digits}}"
     return low if low == high else f"{low}–{high}"
+
+
+def slug(text: str) -> str:
+    """Write a text as part of a file's name.
+
+    >>> slug("data.skew=consistent, data.alpha=0.7")
+    'data.skew-consistent-data.alpha-0.7'
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower()
 
 
 def one_line(title: str) -> str:

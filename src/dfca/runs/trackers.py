@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import ConfigError, unknown
-from dfca.experiment.config import flatten
 from dfca.experiment.sweep import Trial
+from dfca.experiment.variants import flatten
 from dfca.runs.sink import RunSink
 from dfca.runs.store.rows import TrialRow
 from dfca.sim.metrics_table import EvaluationRow

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dfca.report.wording import DASH, amount, count, megabytes
-from dfca.runs.store.metric import ShownMetric
+from dfca.report.wording import amount, count, megabytes
+from dfca.runs.store.metric import DASH, ShownMetric
 from dfca.watch.run_source import Source
 
 EVERY_S = 1.0

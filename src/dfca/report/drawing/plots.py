@@ -32,6 +32,7 @@ from dfca.report.drawing.axes import (
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
 from dfca.report.drawing.svg import INK, Look, to_svg
+from dfca.report.rows import kind_of
 
 EDGE = palette.GREY  # edges of graphs: readable on light and dark, also where they are pixels
 
@@ -54,16 +55,15 @@ class NamedFigure(NamedTuple):
     title: str = ""
 
 
-def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[str, bool]) -> dict[str, Style]:
+def styles(algorithms: Iterable[str]) -> dict[str, Style]:
     """Return for every algorithm its colour, and a line that shows who it talks to.
 
     Solid: neighbours; dashed: a server; dotted: the bounds (nobody, or the true clusters are known).
     """
     given: dict[str, Style] = {}
     for name, colour in palette.algorithm_colours(algorithms).items():
-        bound = informed.get(name, False) or via.get(name) == "nobody"
-        dash = ("-." if informed.get(name, False) else ":") if bound else "--" if via.get(name) == "server" else "-"
-        given[name] = Style(colour, dash)
+        kind = kind_of(name)
+        given[name] = Style(colour, "-." if kind.informed else {"nobody": ":", "server": "--"}.get(kind.via, "-"))
     return given
 
 

@@ -5,7 +5,6 @@ Run -> NamedFigure -> report.html (as SVG), or `dfca report RUN --figures DIR` (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from dfca.report.drawing.sizes import FigureSize, sized
 from dfca.report.drawing.svg import save
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
-from dfca.report.rows import kind_of
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import draw_courses
 from dfca.report.virtual.summary import VirtualResults, is_virtual
+from dfca.report.wording import slug
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import PointRow
 
@@ -59,21 +58,13 @@ def draw_all(run: Run) -> Iterator[NamedFigure]:
     else:
         if (graphs := graph_drawing(run)) is not None:
             yield graphs
-        style = style_of(run)
+        style = plots.styles(run.algorithms)
         for comparison in comparisons(run):
             yield against_drawing(comparison, style)
         for point in few_points(run):
-            yield from _of_point(run.at(point), f"-{_slug(point.label)}")
+            yield from _of_point(run.at(point), f"-{slug(point.label)}")
     if (samples := sample_drawing(run)) is not None:
         yield samples
-
-
-def style_of(run: Run) -> dict[str, Style]:
-    """Return for every algorithm of a run its colour and line."""
-    kinds = {name: kind_of(name) for name in run.algorithms}
-    return plots.styles(
-        run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
-    )
 
 
 def few_points(run: Run) -> list[PointRow]:
@@ -83,7 +74,7 @@ def few_points(run: Run) -> list[PointRow]:
 
 def by_round_drawings(run: Run, suffix: str = "") -> Iterator[NamedFigure]:
     """Draw accuracy and cluster accuracy by round."""
-    style = style_of(run)
+    style = plots.styles(run.algorithms)
     for measure, label, caption, scale in by_round(run.metric):
         if series := curves_of(run, measure):
             name = f"{measure.replace('_', '-')}-by-round{suffix}"
@@ -102,15 +93,15 @@ def traffic_drawing(run: Run, suffix: str = "") -> NamedFigure | None:
     silent = [name for name in drawn if name not in series]
     caption = f"{metric.capitalised} against what a client has sent and received; the mean over clients and seeds."
     caption += f" Not drawn, for it sends nothing: {', '.join(silent)}." if silent else ""
-    figure = draw_courses(series, style_of(run), AXES["traffic"], metric=metric)
+    figure = draw_courses(series, plots.styles(run.algorithms), AXES["traffic"], metric=metric)
     return NamedFigure(f"{metric.key.replace('_', '-')}-by-traffic{suffix}", caption, figure)
 
 
 def against_drawing(comparison: CurveComparison, style: Mapping[str, Style]) -> NamedFigure:
     """Draw a measure of a sweep against a number that varies."""
     key, others, measure, curves = comparison
-    at = "".join(f"-{_slug(str(value))}" for value in others.values())
-    name = f"{_slug(measure.label.removesuffix(' (%)'))}-against-{_slug(key)}{at}"
+    at = "".join(f"-{slug(str(value))}" for value in others.values())
+    name = f"{slug(measure.label.removesuffix(' (%)'))}-against-{slug(key)}{at}"
     return NamedFigure(name, measure.caption, plots.draw_curves(curves, style, measure.label, measure.scale, key))
 
 
@@ -142,7 +133,7 @@ def graph_drawing(run: Run) -> NamedFigure | None:
     style = {name: Style(colour, "-") for name, colour in zip(shares, CLUSTERS, strict=False)}
     lines = {name: ScoreCurve(list(values), list(values.values())) for name, values in shares.items()}
     return NamedFigure(
-        f"graphs-against-{_slug(key)}",
+        f"graphs-against-{slug(key)}",
         "What the graphs do to the clusters, means over seeds. whole: graphs in one piece; connected: clusters whose "
         "clients are connected among themselves; alone: clients with nobody of their cluster beside them; no trainer: "
         "pairs (client, cluster) where no neighbour of the client can send it that model.",
@@ -210,12 +201,3 @@ def _of_point(run: Run, suffix: str) -> Iterator[NamedFigure]:
         yield NamedFigure(f"graph{suffix}", caption, drawings.draw_networks(clusters))
     if (matrices := confusion_drawing(run, clusters)) is not None:
         yield matrices._replace(name=f"confusion{suffix}")
-
-
-def _slug(text: str) -> str:
-    """Write a text as part of a file's name.
-
-    >>> _slug("data.skew=consistent, data.alpha=0.7")
-    'data.skew-consistent-data.alpha-0.7'
-    """
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower()

@@ -15,7 +15,8 @@ from math import prod
 from typing import NamedTuple
 
 from dfca.report.tables import TableCell, TextTable
-from dfca.report.wording import DASH, span
+from dfca.report.wording import span
+from dfca.runs.store.metric import DASH
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import History, PointRow
 from dfca.sim.metrics_table import PointValues

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from dfca.report.drawing.axes import Style, zoom_of
-from dfca.report.drawing.curves import ScoreCurve, mean_curve
+from dfca.report.drawing.curves import ScoreCurve, mean_curve, scale_of
 from dfca.report.drawing.palette import CLUSTERS, GREY
 from dfca.report.drawing.plots import NamedFigure, Scale, draw_curves
 from dfca.report.rows import MeanStd, kind_of
 from dfca.report.virtual.plots import Mark, draw_ages, draw_courses, draw_lanes, styles_of
 from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of, traffic_to_target, variants
+from dfca.report.wording import slug
 from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.rows import PointRow, TrialRow
 
-FEW = 2  # values of the axis whose courses are drawn: its ends
 MOST_LANES = 3  # timelines
 OLDEST = 8  # the last bar of the ages
 JOINER_STYLES = {
@@ -41,46 +39,41 @@ class VirtualMeasure(NamedTuple):
 
 
 def _measures(metric: ShownMetric) -> tuple[VirtualMeasure, ...]:
-    label = f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else "")
-    own = VirtualMeasure(
-        lambda row: row.score,
-        label,
-        "percent" if metric.percent else "number",
-        metric.key.replace("_", "-"),
-        f"{metric.capitalised} at the end of the run.",
+    return (
+        VirtualMeasure(
+            lambda row: row.time_to_target_s,
+            "virtual s to the target",
+            "amount",
+            "target",
+            "Virtual time until the mean score was first seen at the target.",
+        ),
+        VirtualMeasure(
+            lambda row: row.score,
+            f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else ""),
+            scale_of(metric),
+            metric.key.replace("_", "-"),
+            f"{metric.capitalised} at the end of the run.",
+        ),
+        VirtualMeasure(
+            lambda row: row.idle_share,
+            "idle share (%)",
+            "percent",
+            "idle",
+            "The part of a client's time in which it did not train, the mean over clients.",
+        ),
+        VirtualMeasure(
+            lambda row: None if (traffic := traffic_to_target(row)) is None else traffic / 1e6,
+            "MB to the target",
+            "amount",
+            "megabytes",
+            "What all clients had sent and received when the target was first seen.",
+        ),
     )
-    return (MEASURES[0], own, *MEASURES[1:])
-
-
-MEASURES = (
-    VirtualMeasure(
-        lambda row: row.time_to_target_s,
-        "virtual s to the target",
-        "amount",
-        "target",
-        "Virtual time until the mean score was first seen at the target.",
-    ),
-    VirtualMeasure(
-        lambda row: row.idle_share,
-        "idle share (%)",
-        "percent",
-        "idle",
-        "The part of a client's time in which it did not train, the mean over clients.",
-    ),
-    VirtualMeasure(
-        lambda row: None if (traffic := traffic_to_target(row)) is None else traffic / 1e6,
-        "MB to the target",
-        "amount",
-        "megabytes",
-        "What all clients had sent and received when the target was first seen.",
-    ),
-)
 
 
 def virtual_drawings(results: VirtualResults) -> dict[str, list[NamedFigure]]:
     """Draw everything there is to draw, by section: over_time, against, joiners, ages, timelines."""
-    names = results.variants
-    style = styles_of(names, [name for name in names if kind_of(name.split()[0]).via == "server"])
+    style = styles_of(results.variants)
     return {
         "over_time": list(_over_time(results, style)),
         "against": list(_against(results, style)),
@@ -93,7 +86,7 @@ def virtual_drawings(results: VirtualResults) -> dict[str, list[NamedFigure]]:
 def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw the score against virtual time, and against traffic."""
     axis, metric = results.axis, results.run.metric
-    for value in axis.values if len(axis.values) <= FEW else _some(axis.values):
+    for value in dict.fromkeys((axis.values[0], axis.values[-1])):
         title, tail = (f"{axis.key} = {value:g}", f"-{value:g}") if axis.key else ("", "")
         marks = _marks(results.head(value), metric)
         for x, label, stem, what in (
@@ -175,7 +168,7 @@ def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
         caption = (
             f"Mean {metric.name} of the clients that join late, each with the models that it took from its neighbours."
         )
-        yield NamedFigure(f"joiners-{_slug(name)}", caption, figure, name)
+        yield NamedFigure(f"joiners-{slug(name)}", caption, figure, name)
 
 
 def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
@@ -207,14 +200,4 @@ def _timelines(results: VirtualResults) -> Iterator[NamedFigure]:
         where = f", {axis.key} = {results.middle:g}" if axis.key else ""
         title = f"{name}{where}, seed {table.seed}"
         caption = f"{len(table.lanes)} lanes from {table.begin_s:g} s to {table.end_s:g} s."
-        yield NamedFigure(f"timeline-{_slug(name)}", caption, draw_lanes(table), title)
-
-
-def _slug(name: str) -> str:
-    return name.replace(" ", "-").replace("=", "-")
-
-
-def _some(values: Sequence[float]) -> list[float]:
-    """Choose FEW values, the first and the last among them."""
-    places = np.linspace(0, len(values) - 1, FEW).round().astype(int)
-    return [values[place] for place in dict.fromkeys(places.tolist())]
+        yield NamedFigure(f"timeline-{slug(name)}", caption, draw_lanes(table), title)

@@ -5,6 +5,7 @@ As in `plots`, every function returns a figure; `standalone` makes a file of an 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
 from dfca.report.drawing.sizes import layout_width
 from dfca.report.drawing.svg import FAINT, INK, Look
+from dfca.report.rows import kind_of
 from dfca.report.virtual.summary import LaneTable
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 
@@ -47,19 +49,20 @@ class Mark(NamedTuple):
     end: float | None = None
 
 
-def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Style]:
+def styles_of(variants: Sequence[str]) -> dict[str, Style]:
     """Return for every variant the colour of its algorithm; those of one algorithm differ in dashes and hatches.
 
     Dashed evenly: there is a server.
     """
     colours = algorithm_colours(dict.fromkeys(name.split()[0] for name in variants))
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     given: dict[str, Style] = {}
     for name in variants:
         algorithm = name.split()[0]
-        number = seen[algorithm] = seen.get(algorithm, -1) + 1
-        dash = "--" if name in servers and not number else DASHES[number % len(DASHES)]
+        number = seen[algorithm]
+        dash = DASHES[number % len(DASHES)] if number or kind_of(algorithm).via != "server" else "--"
         given[name] = Style(colours[algorithm], dash, HATCHES[number % len(HATCHES)])
+        seen[algorithm] += 1
     return given
 
 

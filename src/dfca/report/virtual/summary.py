@@ -14,7 +14,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from dfca.experiment.sweep import write
+from dfca.experiment.variants import write
 from dfca.report.drawing.curves import known_value
 from dfca.report.rows import kind_of
 from dfca.runs.store.folder import read_json

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from dfca.report.rows import kind_of
 from dfca.report.tables import TableCell, TextTable
 from dfca.report.virtual.summary import axis_of, finished, rows_of, traffic_to_target, variants
-from dfca.report.wording import DASH, amount, folded, percent, span
+from dfca.report.wording import amount, folded, percent, span
+from dfca.runs.store.metric import DASH
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import TrialRow
 

@@ -19,8 +19,8 @@ from dfca.base.files import text_sha256
 from dfca.base.renamed import renamed
 from dfca.base.toml import parse_toml
 from dfca.experiment.load import read_stored
-from dfca.experiment.sweep import nest, trial_file
-from dfca.experiment.variants import merge
+from dfca.experiment.sweep import trial_file
+from dfca.experiment.variants import merge, nest
 from dfca.runs.store.folder import check_form, read_json, read_summary, stored_text
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.metrics import read_metrics
