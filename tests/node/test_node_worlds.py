@@ -11,13 +11,21 @@ from typer.testing import CliRunner
 
 from dfca.base.errors import ConfigError
 from dfca.cli import app
-from dfca.faults.node.run import NodeRun, check_node_world, shrink_node_world
-from dfca.faults.node.world import NodeCrash, NodeWorld, draw_node_world, read_node_world
-from dfca.faults.world import describe
+from dfca.faults.node.run import NodeRun, check_node_world, identity, shrink_node_world
+from dfca.faults.node.world import NodeCrash, NodeWorld, Pairing, draw_node_world, read_node_world
+from dfca.faults.world import Cut, describe
 from dfca.node.disk.store import DiskStore
 from dfca.node.memory import VirtualTimeLoop
 from dfca.node.net.links.link import LinkDown, NetLink
 from dfca.node.net.transport import GrpcTransport
+from dfca.node.trust.handshake import Transcript
+
+
+def carry_out(world: NodeWorld) -> NodeRun:
+    run, loop = NodeRun(world), VirtualTimeLoop()
+    loop.run_until_complete(run.run())
+    loop.close()
+    return run
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -34,6 +42,9 @@ def test_nodes_are_safe_and_recover(number: int) -> None:
         "delay_s=0.05, chunk_bytes=16, slow=((5, 1.0), (0, 1.0)), twice=0.2, full=0.05, broken=0.05)",
         # Messages that are seconds late now and then were taken for dead neighbours, over and over.
         "NodeWorld(43, nodes=4, clusters=2, aggregation='batch', delay_s=0.2, spread=1.0, chunk_bytes=5)",
+        # The inviter's disk refused the roster with the paired device, and it was killed: nobody knew the device.
+        "NodeWorld(8, nodes=2, crashes=(NodeCrash(0, 4.8, 0.5, 'kill'), NodeCrash(0, 6.3, 0.5, 'kill'), "
+        "NodeCrash(0, 7.8, 0.5, 'kill')), full=0.3, pairings=(Pairing(1, 2.0),))",
     ],
 )
 def test_worlds_that_failed_once(line: str) -> None:
@@ -53,6 +64,41 @@ def test_a_network_that_stalls_now_and_then_keeps_its_links(monkeypatch: pytest.
     assert max(silent.values()) == 1  # the next silence that long is allowed
 
 
+PAIRED = NodeWorld(
+    5,
+    nodes=4,
+    delay_s=0.05,
+    spread=1.0,
+    cuts=(Cut(5.0, 12.0, (3,)),),
+    twice=0.5,
+    walled=(3,),
+    pairings=(Pairing(2, 4.0, 1, wrong=6), Pairing(3, 4.0)),
+)
+
+
+def test_devices_are_paired_over_the_network_and_wrong_secrets_burn_invites() -> None:
+    run = carry_out(PAIRED)
+    assert run.problem is None
+    refused = run.devices[1].life.service._pairing.refused  # type: ignore[union-attr]
+    assert refused["wrong secret"] >= 5
+    assert refused["burnt"] == 1
+    assert {identity(2).number, identity(3).number} <= {sender for sender, _ in run.folded}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "problem"),
+    [
+        ("proof", lambda *_: bytes(32), "node 2 joins with a wrong secret"),
+        ("code", lambda self: str(id(self)), "node 0 does not show the code of node 2"),
+    ],
+)
+def test_pairing_that_is_broken_is_noticed(
+    name: str, wrong: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transcript, name, wrong)
+    assert problem in str(carry_out(NodeWorld(1, pairings=(Pairing(2, 1.0, wrong=1),))).problem)
+
+
 def test_slow_links_and_long_rounds_give_more_time_to_recover() -> None:
     # World 2 of these needs 360 s: a model takes 10 s per link, and an election crosses all of the ring in each turn.
     slow = NodeWorld(2, nodes=8, clusters=2, groups=1, degree=2, delay_s=0.2, spread=1.0, chunk_bytes=5)
@@ -70,9 +116,9 @@ def test_a_line_makes_the_same_world_again() -> None:
 
 def test_a_world_is_the_same_in_every_run() -> None:
     def rounds() -> list[tuple[int, int, int]]:
-        run, loop = NodeRun(NodeWorld(5, nodes=4, spread=0.5, crashes=(NodeCrash(1, 9.0, 3.0),))), VirtualTimeLoop()
-        loop.run_until_complete(run.run())
-        loop.close()
+        run = carry_out(
+            NodeWorld(5, nodes=4, spread=0.5, crashes=(NodeCrash(1, 9.0, 3.0),), pairings=(Pairing(3, 2.0),))
+        )
         assert run.problem is None
         return [(machine.durable, machine.incarnation, len(machine.disk.files)) for machine in run.devices]
 
@@ -101,6 +147,11 @@ def test_a_store_that_forgets_is_noticed_and_the_world_shrunk(monkeypatch: pytes
         ("NodeWorld(1, crashes=(NodeCrash(5, 1.0, 1.0),))", "has the nodes 0 to 2, got 5"),
         ("NodeWorld(1, crashes=(NodeCrash(1, 1.0, 1.0, 'fire'),))", "end of a node"),
         ("NodeWorld(1, removed=((0, 1.0),))", "node 0 founds the swarm"),
+        ("NodeWorld(1, pairings=(Pairing(0, 1.0, 1),))", "node 0 founds the swarm"),
+        ("NodeWorld(1, pairings=(Pairing(1, 1.0, 3),))", "has the nodes 0 to 2, got 3"),
+        ("NodeWorld(1, late=((1, 2.0),), pairings=(Pairing(1, 1.0),))", "a node joins once"),
+        ("NodeWorld(1, removed=((1, 2.0),), pairings=(Pairing(1, 1.0),))", "one that is paired is not removed"),
+        ("NodeWorld(1, walled=(1,), pairings=(Pairing(2, 1.0, 1),))", "who invites is there all the time"),
         ("__import__('os').getcwd()", "no part of a world"),
     ],
 )

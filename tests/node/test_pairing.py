@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dfca.base.errors import ConfigError, DataError
 from dfca.node.trust import handshake, pairing
+from dfca.node.trust.doors import server_context
 from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import Identity, encode_id, peer_number
 from dfca.node.trust.invite import Invite, qr
@@ -307,7 +308,7 @@ def test_a_man_in_the_middle_gets_nothing(people: list[Identity]) -> None:
         writer.transport.abort()
 
     async def run() -> None:
-        server = await asyncio.start_server(record, "127.0.0.1", 0, ssl=pairing._context(people[2]))
+        server = await asyncio.start_server(record, "127.0.0.1", 0, ssl=server_context(people[2]))
         invite = Invite.make("127.0.0.1", server.sockets[0].getsockname()[1], people[0].id)
         with refused("other device"):
             await enter(invite, people[1])

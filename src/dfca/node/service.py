@@ -458,7 +458,7 @@ class Service:
             await self._pairing.close()
             self._pairing = None
         if self._pairing is None:
-            self._pairing = PairingServer(settings, self._note_joined)
+            self._pairing = PairingServer(settings, self._note_joined, self._around.listen)
         lifetime = min(float(request.get("lifetime_s") or LIFETIME_S), 86_400.0)
         data = folder.facts.to_bytes()
         invite = await self._pairing.open(folder.identity, folder.roster, data, network.invite_port, lifetime)
@@ -466,11 +466,11 @@ class Service:
         return {"invite": str(invite), "lifetime_s": lifetime, "joined": len(self._joined)}
 
     def _note_joined(self, member: Any, code: str) -> None:
+        self.folder.save_roster()
         self._joined.append({"name": member.name, "id": member.id, "code": code})
         self.log.info(
             f"{member.name} ({short(member.id)}) has joined; the code on both screens is {code}", event="joined"
         )
-        self._watch("roster", self.folder.save_roster)
 
     async def _on_joined(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return who has joined since the last question, and whether an invite is still open."""

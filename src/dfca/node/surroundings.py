@@ -1,4 +1,4 @@
-"""What a node takes from its machine: clock, disk, threads and random numbers. Simulations replace them."""
+"""What a node takes from its machine: clock, disk, threads, random numbers, a door. Simulations replace them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dfca.node.disk.disk import SYSTEM_DISK, Disk
+from dfca.node.trust.doors import Listen, TlsDoor
 from dfca.node.work.threads import OneThread
 
 
@@ -49,6 +50,7 @@ class Surroundings:
     disk: Disk = SYSTEM_DISK
     threads: Callable[[str, int], Executor] = start_threads
     random_bits: Callable[[int], int] = secrets.randbits
+    listen: Listen = TlsDoor
 
 
 SYSTEM = Surroundings()

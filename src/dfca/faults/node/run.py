@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from torch import Tensor
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.faults.check import shrink_by, simpler
 from dfca.faults.disk import FaultyDisk, PowerCut
-from dfca.faults.node.wire import PORT, FaultyNetwork, FaultyWire
-from dfca.faults.node.world import FAULTS_S, NodeWorld, without_node
+from dfca.faults.node.wire import PORT, FaultyDoor, FaultyNetwork, FaultyWire
+from dfca.faults.node.world import FAULTS_S, NodeWorld, Pairing, without_node
 from dfca.faults.tiny import SIZE, TinyWork, Violation
 from dfca.node.disk.folder import ROSTER, NodeFolder
 from dfca.node.disk.save_file import STATE
@@ -38,9 +39,11 @@ from dfca.node.surroundings import Surroundings
 from dfca.node.task.config import DataConfig, NetworkConfig, NodeConfig
 from dfca.node.task.facts import Facts, InputFacts, ModelFacts
 from dfca.node.trust.identity import Identity
+from dfca.node.trust.invite import SECRET_BYTES, Invite
+from dfca.node.trust.joining import Joined, PairingError, join
 from dfca.node.trust.roster import Roster
 from dfca.peer.peer import Peer
-from dfca.peer.records.work import Job, Train, Trained
+from dfca.peer.records.work import Job, Note, Train, Trained
 from dfca.peer.state import Saved, State
 
 EPOCH = 1.7e9
@@ -62,7 +65,9 @@ MORE_ROUNDS = 3
 END_S = 20.0
 """Time that a node has to end."""
 AGAIN_S = 2.0
-"""Pause before a node that ended with an error is started again, as a service manager does."""
+"""Pause before a node that ended with an error is started again, as a service manager does; or a pairing is."""
+
+logging.getLogger("dfca.node.trust").addHandler(logging.NullHandler())  # refused pairings belong to worlds
 
 
 @lru_cache(maxsize=64)
@@ -162,6 +167,9 @@ class NodeLife:
 
     def wall(self) -> float:
         return EPOCH + asyncio.get_running_loop().time() + self.device.offset_s
+
+    def listen(self, identity: Identity, bind: str, port: int) -> FaultyDoor:
+        return FaultyDoor(self.run.network, identity, self.device.node, port)
 
     # Its threads.
 
@@ -270,6 +278,17 @@ class WatchedFolder(NodeFolder):
         return WatchedStore(self.path / STATE, disk=around.disk, now=around.clock.wall, device=self.device)
 
 
+class WatchedService(Service):
+    """A service of which is known whose models it has folded. folded: sender and receiver."""
+
+    folded: set[tuple[int, int]]
+
+    def _note(self, note: Note) -> None:
+        super()._note(note)
+        if note.kind == "fold":
+            self.folded.add((note.other, self.folder.identity.number))
+
+
 class NodeRun:
     """One world on its way."""
 
@@ -277,6 +296,7 @@ class NodeRun:
         self.world, self.random = world, Random(f"run/{world.number}")
         self.problem: str | None = None
         self.is_over = False
+        self.folded: set[tuple[int, int]] = set()  # numbers of senders and receivers
         self.network = FaultyNetwork(self.random, self._delay, self._held_s)
         self.network.half_open, self.network.twice = world.half_open, world.twice
         self.network.walled = {*world.walled}
@@ -290,7 +310,7 @@ class NodeRun:
             aggregation=cast(Any, world.aggregation),
             timeout_s=FOLD_S if world.aggregation == "batch" else None,
             rounds=world.rounds,
-            starts_with=max(1, world.nodes - len(world.late) - len(world.removed)),
+            starts_with=max(1, world.nodes - len(world.late) - len(world.removed) - len(world.pairings)),
             model=ModelFacts(size=SIZE),
             inputs=InputFacts(features=features),
             classes=("a", "b"),
@@ -323,11 +343,12 @@ class NodeRun:
 
     def found(self) -> None:
         """Write the folders of all nodes that are there at the beginning."""
-        late = dict(self.world.late)
+        late = {*dict(self.world.late), *(pairing.node for pairing in self.world.pairings)}
+        inviting = {pairing.by for pairing in self.world.pairings}
         roster = Roster.found(identity(0), self.facts.swarm_id, "n0", [address(0)])
         for device in self.devices[1:]:
             if device.node not in late:
-                introduce(roster, device.node)
+                introduce(roster, device.node, may_introduce=device.node in inviting)
         for device in self.devices:
             if device.node not in late:
                 write(device, roster)
@@ -343,7 +364,8 @@ class NodeRun:
 
     async def _live(self, life: NodeLife) -> None:
         device, node = life.device, life.device.node
-        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{device.incarnation}").getrandbits)
+        bits = Random(f"{node}/{device.incarnation}").getrandbits
+        around = Surroundings(life, LifeDisk(life), life.threads, bits, life.listen)
         network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
         config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network)
         try:
@@ -355,12 +377,13 @@ class NodeRun:
             changes |= {"least_chunk_bytes": self.world.chunk_bytes, "chunk_bytes": max(1024, self.world.chunk_bytes)}
             if self.world.chunk_bytes < 1024:
                 changes |= {"buffer_bytes": 0}
-            service = life.service = Service(
+            service = life.service = WatchedService(
                 folder,
                 options,
                 lambda folder: make_transport(folder, life.wire, **changes),
                 lambda folder: cast(Any, NodeWork(0, node, node % self.world.groups, self._start(), self._models())),
             )
+            service.folded = self.folded
             await service.run()
         except Violation as violation:
             self.fail(str(violation))
@@ -386,10 +409,14 @@ class NodeRun:
             device.removed = True
             if not any(node == device.node for node, _ in self.world.removed):
                 self.fail(f"node {device.node} is removed by nobody")
-        elif isinstance(error, DfcaError) and (device.disk.full or device.disk.broken):
+        elif isinstance(error, DfcaError) and (self.world.full or self.world.broken) and self._faulty_lately():
             self.later(AGAIN_S, device)
         else:
             self.fail(f"node {device.node} ends: {type(error).__name__}: {error}")
+
+    def _faulty_lately(self) -> bool:
+        """Return whether disks fail, or failed so lately that a node may be ending for it."""
+        return asyncio.get_running_loop().time() < FAULTS_S + END_S
 
     def _check_honesty(self, life: NodeLife) -> None:
         lasted = asyncio.get_running_loop().time() - life.refused_at
@@ -412,6 +439,8 @@ class NodeRun:
             loop.call_at(at_s, self.network.reset, one, other)
         for node, at_s in world.late:
             loop.call_at(at_s, self._join, self.devices[node])
+        for pairing in world.pairings:
+            loop.call_at(pairing.at_s, lambda pairing=pairing: loop.create_task(self._pair(pairing)))  # type: ignore[misc]
         for node, at_s in world.removed:
             loop.call_at(at_s, self._remove, self.devices[node])
         loop.call_at(FAULTS_S, self._end_faults)
@@ -428,13 +457,57 @@ class NodeRun:
             life.die(dark=how == "power")
             self.later(away_s, device)
 
-    def _founder(self) -> Service | None:
-        life = self.devices[0].life
+    def _service(self, node: int = 0) -> Service | None:
+        life = self.devices[node].life
         return None if life is None or life.dead or life.service is None else life.service
+
+    async def _pair(self, pairing: Pairing) -> None:
+        """Have a member invite a device until it has joined."""
+        wrong = pairing.wrong
+        while not self.is_over:
+            inviter = self._service(pairing.by)
+            if inviter is not None and inviter.addresses:
+                try:
+                    invite = Invite.parse((await inviter._on_invite({"lifetime_s": 60.0}))["invite"])
+                    await asyncio.sleep(self.random.uniform(1.0, 5.0))  # a person carries it
+                    while wrong:
+                        wrong -= 1
+                        await self._knock_wrongly(pairing.node, invite, inviter)
+                    joined = await self._knock(pairing.node, invite)
+                except DfcaError:  # too many invites are open, or the pairing failed
+                    joined = None
+                if joined is not None:
+                    shown = {(one["id"], one["code"]) for one in inviter._joined}
+                    if (identity(pairing.node).id, joined.code) not in shown:
+                        self.fail(f"node {pairing.by} does not show the code of node {pairing.node}")
+                    write(self.devices[pairing.node], joined.roster)
+                    self.start(self.devices[pairing.node])
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _knock(self, node: int, invite: Invite) -> Joined:
+        def check(data: bytes) -> None:
+            if Facts.from_bytes(data) != self.facts:
+                self.fail(f"node {node} is sent other facts")
+
+        connect = partial(self.network.connect, node)
+        joined = await join(invite, identity(node), f"n{node}", [address(node)], check, connect)
+        if (joined.roster.swarm, joined.roster.root) != (self.facts.swarm_id, self.facts.founder):
+            self.fail(f"node {node} is sent the roster of another swarm")
+        return joined
+
+    async def _knock_wrongly(self, node: int, invite: Invite, inviter: Service) -> None:
+        """Try a secret that is wrong: it must be refused."""
+        try:
+            await self._knock(node, replace(invite, secret=bytes(SECRET_BYTES)))
+        except PairingError:
+            if inviter.folder.roster.member(identity(node).id) is None:
+                return
+        self.fail(f"node {node} joins with a wrong secret")
 
     def _join(self, device: WorldDevice) -> None:
         """Have the founder introduce a node, as pairing does; later if it does not run."""
-        founder = self._founder()
+        founder = self._service()
         if founder is None:
             self.network.later(1.0, partial(self._join, device))
             return
@@ -449,11 +522,16 @@ class NodeRun:
         self.start(device)
 
     def _remove(self, device: WorldDevice) -> None:
-        founder = self._founder()
-        if founder is None or founder.folder.roster.member(identity(device.node).id) is None:
-            self.network.later(1.0, partial(self._remove, device))
-            return
-        founder.folder.roster.remove(identity(0), identity(device.node).id)
+        founder, id = self._service(), identity(device.node).id
+        try:
+            if founder is not None and founder.folder.roster.member(id) is not None:
+                founder.folder.roster.remove(identity(0), id)
+            if founder is not None and founder.folder.roster.is_removed(id):
+                founder.folder.save_roster()
+                return
+        except DfcaError:  # a removal that its founder forgets would be lost
+            pass
+        self.network.later(1.0, partial(self._remove, device))
 
     def _end_faults(self) -> None:
         self.network.half_open = self.network.twice = 0.0
@@ -526,6 +604,8 @@ class NodeRun:
                 return f"node {node} is in round {peer.round} of {self.world.rounds}"
         if len({peer.lineage for peer in peers.values()}) > 1:
             return "nodes have different lineages"
+        if problem := self._stranger():
+            return problem
         walled = {f"n{node}" for node in self.world.walled}
         for device in self._expected():
             assert device.life is not None
@@ -534,6 +614,18 @@ class NodeRun:
             apart = walled if device.node in self.world.walled else set()  # neither can dial the other
             if down := [link["name"] for link in links.values() if self._is_down(link) and link["name"] not in apart]:
                 return f"node {device.node} has no link with {down[0]}"
+        return ""
+
+    def _stranger(self) -> str:
+        """Return which paired node is not known to all others, or whose models are not folded; empty: none."""
+        for pairing in self.world.pairings:
+            paired = identity(pairing.node)
+            for device in self._expected():
+                service = self._service(device.node)
+                if service is None or service.folder.roster.member(paired.id) is None:
+                    return f"node {device.node} does not know node {pairing.node}"
+            if not self.world.rounds and not all(paired.number in {pair[i] for pair in self.folded} for i in (0, 1)):
+                return f"node {pairing.node} and the others do not fold each other's models"
         return ""
 
     def _is_down(self, link: dict[str, Any]) -> bool:
@@ -564,9 +656,9 @@ def address(node: int) -> str:
     return f"10.0.0.{node}:{PORT}"
 
 
-def introduce(roster: Roster, node: int) -> None:
+def introduce(roster: Roster, node: int, may_introduce: bool = False) -> None:
     """Have the founder introduce a node."""
-    roster.introduce(identity(0), identity(node).certificate, f"n{node}", [address(node)])
+    roster.introduce(identity(0), identity(node).certificate, f"n{node}", [address(node)], may_introduce)
 
 
 def write(device: WorldDevice, roster: Roster) -> None:

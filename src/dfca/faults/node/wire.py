@@ -6,14 +6,19 @@ A call is two streams that keep their order, as TCP does. Calls overtake each ot
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from dfca.node.addresses import split_address
 from dfca.node.net.links.wire import Code, OnProbe, OnRead, OnTalk, StreamBroken, StreamCancelled, StreamEnded
+from dfca.node.trust.doors import Knock, Streams
+from dfca.node.trust.handshake import MAX_LINE
+from dfca.node.trust.identity import Identity
 
 MOST_QUEUED = 64  # messages on their way, before a writer waits
 PORT = 7447
@@ -37,7 +42,7 @@ class FaultyNetwork:
         self.random, self.delay, self.held_s = random, delay, held_s
         self.half_open = 0.0  # share of broken connections of which one end never hears
         self.twice = 0.0  # share of talks that arrive a second time
-        self.wires: dict[int, FaultyWire] = {}  # those that answer, by node
+        self.open: dict[tuple[int, int], FaultyWire | FaultyDoor] = {}  # what answers, by node and port
         self.dark: set[int] = set()  # nodes without power: nobody refuses a call
         self.walled: set[int] = set()  # nodes that no call reaches: they can only call others
         self.calls: set[_Call] = set()
@@ -55,12 +60,27 @@ class FaultyNetwork:
 
     def leave(self, node: int, dark: bool) -> None:
         """End a node: its system closes its connections, or nobody does, for want of power."""
-        self.wires.pop(node, None)
+        self.open = {place: what for place, what in self.open.items() if place[0] != node}
         for call in [*self.calls]:
             if node in (call.near.node, call.far.node):
                 call.leave(node, silently=dark)
         if dark:
             self.dark.add(node)
+
+    async def connect(
+        self, node: int, host: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+        """Connect a device that joins, see `node.trust.doors.Connect`."""
+        call = _Call(self, node, None, (_node_of(host), port), None)
+        self.later(self.delay() + self.delay() + self.delay(), partial(call.dial, None))
+        try:
+            certificate = await call.near.read()
+        except (StreamBroken, StreamEnded) as error:
+            raise ConnectionRefusedError(str(error)) from error
+        except BaseException:
+            call.near.cancel()
+            raise
+        return *_Stream(call.near, call.near.cancel).pair(), certificate
 
 
 class _End:
@@ -137,11 +157,13 @@ class _End:
 
 
 class _Call:
-    """A talk or a read between two nodes. near: who made it; far: who answers."""
+    """A talk, a read or a pairing between two nodes. near: who made it; far: who answers; place: node and port."""
 
-    def __init__(self, network: FaultyNetwork, wire: FaultyWire, node: int, request: bytes | None) -> None:
-        self.network, self.request = network, request
-        self.near, self.far = _End(self, wire.node, None), _End(self, node, wire.id)
+    def __init__(
+        self, network: FaultyNetwork, node: int, caller: str | None, place: tuple[int, int], request: bytes | None
+    ) -> None:
+        self.network, self.place, self.request = network, place, request
+        self.near, self.far = _End(self, node, None), _End(self, place[0], caller)
         self.task: asyncio.Task[None] | None = None
         self._first: list[bytes] = []  # what the caller has written at first
         network.calls.add(self)
@@ -153,8 +175,8 @@ class _Call:
         if end is self.near and len(self._first) < 2:
             self._first.append(message)
 
-    def dial(self, member: str) -> None:
-        """Reach the other node, unless it is gone or another one."""
+    def dial(self, member: str | None) -> None:
+        """Reach the other node, unless it is gone or another one than the given member."""
         network, node = self.network, self.far.node
         if self.near.over is not None or node in network.walled:
             return
@@ -162,38 +184,37 @@ class _Call:
         if held > 0:
             network.later(held, partial(self.dial, member))
             return
-        wire = network.wires.get(node)
-        if wire is not None and wire.id == member:
-            self.answer(wire)
+        there = network.open.get(self.place)
+        if there is not None and member in (None, there.id):
+            self.answer(there)
             if self.request is None and network.random.random() < network.twice:
-                network.later(network.random.uniform(0.1, 3.0), partial(self._repeat, wire))
+                network.later(network.random.uniform(0.1, 3.0), partial(self._repeat, there))
         elif node not in network.dark:
             self.near.expect(StreamBroken("connection refused", "unavailable"))
 
-    def _repeat(self, wire: FaultyWire) -> None:
+    def _repeat(self, there: FaultyWire | FaultyDoor) -> None:
         """Let the first messages of this call arrive once more, as another one that breaks soon."""
         network = self.network
-        if network.wires.get(wire.node) is not wire:
+        if network.open.get(self.place) is not there:
             return
-        ghost = _Call(network, wire, wire.node, None)
-        ghost.near.node, ghost.far.caller = self.near.node, self.far.caller
-        ghost.answer(wire)
+        ghost = _Call(network, self.near.node, self.far.caller, self.place, None)
+        ghost.answer(there)
         for message in self._first:
             ghost.far.expect(message)
         network.later(1.0, ghost.snap)
 
-    def answer(self, wire: FaultyWire) -> None:
-        self.task = asyncio.get_running_loop().create_task(self._answer(wire))
-        wire.answering.add(self.task)
-        self.task.add_done_callback(wire.answering.discard)
+    def answer(self, there: FaultyWire | FaultyDoor) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._answer(there))
+        there.answering.add(self.task)
+        self.task.add_done_callback(there.answering.discard)
 
-    async def _answer(self, wire: FaultyWire) -> None:
+    async def _answer(self, there: FaultyWire | FaultyDoor) -> None:
         last: Exception = StreamEnded()
         try:
             if self.request is None:
-                await wire.on_talk(self.far)
-            else:
-                await wire.on_read(self.request, self.far)
+                await there.on_talk(self.far)
+            elif isinstance(there, FaultyWire):
+                await there.on_read(self.request, self.far)
         except _Aborted as error:
             last = StreamBroken(str(error), error.code)
         except asyncio.CancelledError:
@@ -201,7 +222,7 @@ class _Call:
         except StreamBroken:
             last = StreamBroken("broken", "unknown")
         except Exception as error:
-            self.network.failures.append(f"a call fails at node {wire.node}: {type(error).__name__}: {error}")
+            self.network.failures.append(f"a call fails at node {there.node}: {type(error).__name__}: {error}")
             last = StreamBroken("unknown", "unknown")
         if self.far.over is None:
             self.far.over = StreamBroken("the call has ended")
@@ -249,7 +270,7 @@ class _FaultyConnection:
 
     def _open(self, request: bytes | None) -> _End:
         network = self._wire.network
-        call = _Call(network, self._wire, self._node, request)
+        call = _Call(network, self._wire.node, self._wire.id, (self._node, PORT), request)
         if self._wire.gone:
             call.near.over = StreamBroken("gone", "unavailable")
             network.calls.discard(call)
@@ -279,19 +300,99 @@ class FaultyWire:
     async def serve(self, talk: OnTalk, read: OnRead, probe: OnProbe) -> int:
         self.on_talk, self.on_read = talk, read
         if not self.gone:
-            self.network.wires[self.node] = self
+            self.network.open[self.node, PORT] = self
             self.network.dark.discard(self.node)
         return PORT
 
     def connect(self, member: str, certificate: bytes, address: str) -> Any:
-        return _FaultyConnection(self, member, int(split_address(address)[0].rpartition(".")[2]))
+        return _FaultyConnection(self, member, _node_of(split_address(address)[0]))
 
     def take_failed(self) -> int:
         return 0
 
     async def stop(self) -> None:
-        if self.network.wires.get(self.node) is self:
+        if self.network.open.get((self.node, PORT)) is self:
             self.network.leave(self.node, dark=False)
         for task in self.answering:
             task.cancel()
         await asyncio.gather(*self.answering, return_exceptions=True)
+
+
+class FaultyDoor:
+    """Where a node waits for devices that join, see `node.trust.doors.Door`."""
+
+    def __init__(self, network: FaultyNetwork, identity: Identity, node: int, port: int) -> None:
+        self.network, self.node, self.port, self.id = network, node, port, identity.id
+        self.certificate = ssl.PEM_cert_to_DER_cert(identity.certificate.decode())
+        self.answering: set[asyncio.Task[None]] = set()
+        self._knocks: asyncio.Queue[Knock] = asyncio.Queue()
+        network.open[node, port] = self
+
+    async def on_talk(self, end: _End) -> None:
+        over = asyncio.Event()
+        self._knocks.put_nowait(_FaultyKnock(self, end, over.set))
+        await over.wait()
+
+    async def wait(self) -> Knock:
+        return await self._knocks.get()
+
+    def close(self) -> None:
+        if self.network.open.get((self.node, self.port)) is self:
+            del self.network.open[self.node, self.port]
+
+
+class _FaultyKnock:
+    def __init__(self, door: FaultyDoor, end: _End, close: Callable[[], None]) -> None:
+        self._door, self._end, self.close = door, end, close
+
+    async def enter(self, within_s: float) -> Streams:
+        try:
+            await self._end.write(self._door.certificate)
+        except StreamBroken as error:
+            raise ConnectionResetError(str(error)) from error
+        return _Stream(self._end, self.close).pair()
+
+
+class _Stream:
+    """An end of a call as a stream of bytes: a StreamWriter and its reader."""
+
+    def __init__(self, end: _End, close: Callable[[], None]) -> None:
+        self.transport, self.reader = self, asyncio.StreamReader(limit=MAX_LINE)
+        self._end, self._close, self._unsent = end, close, b""
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    def pair(self) -> Streams:
+        return self.reader, cast(asyncio.StreamWriter, self)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self.reader.feed_data(await self._end.read())
+        except StreamEnded:
+            self.reader.feed_eof()
+        except StreamBroken as error:
+            self.reader.set_exception(ConnectionResetError(str(error)))
+
+    def write(self, data: bytes) -> None:
+        self._unsent += data
+
+    async def drain(self) -> None:
+        data, self._unsent = self._unsent, b""
+        try:
+            await self._end.write(data)
+        except StreamBroken as error:
+            raise ConnectionResetError(str(error)) from error
+
+    def close(self) -> None:
+        self._reading.cancel()
+        self._close()
+
+    abort = close
+
+    async def wait_closed(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._reading
+
+
+def _node_of(host: str) -> int:
+    return int(host.rpartition(".")[2])

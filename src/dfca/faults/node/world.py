@@ -27,6 +27,16 @@ class NodeCrash:
 
 
 @dataclass(frozen=True)
+class Pairing:
+    """A node joins the running swarm with an invite of a member, after some attempts with wrong secrets."""
+
+    node: int
+    at_s: float
+    by: int = 0
+    wrong: int = 0
+
+
+@dataclass(frozen=True)
 class NodeWorld:
     """One world: every field that has its default is a fault less."""
 
@@ -57,6 +67,7 @@ class NodeWorld:
     removed: tuple[tuple[int, float], ...] = ()  # (node, when the founder removes it)
     walled: tuple[int, ...] = ()  # nodes that can only dial out, as behind a router
     old: tuple[int, ...] = ()  # nodes that do not send models on links, as until 0.2
+    pairings: tuple[Pairing, ...] = ()
 
 
 def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
@@ -88,6 +99,10 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
     walls = random.Random(f"walls/{seed}/{number}")
     walled = walls.sample(range(1, n), walls.randint(1, n - 1)) if walls.random() < 0.3 else []
     old = walls.sample(range(n), walls.randint(1, n)) if not walled and walls.random() < 0.3 else []
+    pairs = random.Random(f"pairs/{seed}/{number}")
+    staying = [node for node in range(1, n) if node not in (*late, *removed)]
+    joining = pairs.sample(staying, min(len(staying), pairs.randint(1, 2))) if pairs.random() < 0.4 else []
+    inviting = [0, *(node for node in staying if node not in (*joining, *walled))]
     return NodeWorld(
         number,
         n,
@@ -116,12 +131,16 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
         removed=tuple((i, moment()) for i in removed if i not in late),
         walled=tuple(sorted(walled)),
         old=tuple(sorted(old)),
+        pairings=tuple(
+            Pairing(i, round(pairs.uniform(0, FAULTS_S), 2), pairs.choice(inviting), pairs.choice((0, 0, 1, 6)))
+            for i in joining
+        ),
     )
 
 
 def read_node_world(line: str) -> NodeWorld:
     """Read a world that `describe` wrote. Raises ConfigError where the line is something else."""
-    world = read_record(line, NodeWorld, (NodeWorld, NodeCrash, Cut), "NodeWorld(7, nodes=3)")
+    world = read_record(line, NodeWorld, (NodeWorld, NodeCrash, Pairing, Cut), "NodeWorld(7, nodes=3)")
     if not isinstance(world.nodes, int) or world.nodes < 1:
         raise ConfigError(f"a world must have at least one node, got nodes={world.nodes!r}")
     for what, name, known in (
@@ -138,12 +157,19 @@ def read_node_world(line: str) -> NodeWorld:
         *world.walled,
         *world.old,
         *(crash.node for crash in world.crashes),
+        *chain(*((pairing.node, pairing.by) for pairing in world.pairings)),
         *chain(*(cut.side for cut in world.cuts)),
     }
     if strange := sorted(i for i in named if not 0 <= i < world.nodes):
         raise ConfigError(f"a world of {world.nodes} nodes has the nodes 0 to {world.nodes - 1}, got {strange[0]}")
-    if any(node == 0 for node, _ in (*world.late, *world.removed)):
-        raise ConfigError("node 0 founds the swarm: it is neither late nor removed")
+    joining = [pairing.node for pairing in world.pairings]
+    coming, removed = [*(node for node, _ in world.late), *joining], [node for node, _ in world.removed]
+    if 0 in (*coming, *removed):
+        raise ConfigError("node 0 founds the swarm: it is neither late nor removed, and joins by no pairing")
+    if strange := sorted({*joining} & {*removed}) or sorted(i for i in {*coming} if coming.count(i) > 1):
+        raise ConfigError(f"a node joins once, and one that is paired is not removed; got node {strange[0]}")
+    if strange := sorted({pairing.by for pairing in world.pairings} & {*coming, *removed, *world.walled}):
+        raise ConfigError(f"who invites is there all the time, and in reach; node {strange[0]} is not")
     if 0 in world.walled or (world.walled and world.old):
         raise ConfigError(
             "node 0 is not walled: the others must reach it; a walled node and an old one share no models"
@@ -161,6 +187,7 @@ def without_node(world: NodeWorld, node: int) -> dict[str, object]:
         "removed": tuple(pair for pair in world.removed if pair[0] != node),
         "walled": tuple(i for i in world.walled if i != node),
         "old": tuple(i for i in world.old if i != node),
+        "pairings": tuple(pairing for pairing in world.pairings if node not in (pairing.node, pairing.by)),
         "crashes": tuple(crash for crash in world.crashes if crash.node != node),
         "cuts": tuple(Cut(c.begin_s, c.end_s, tuple(i for i in c.side if i != node)) for c in world.cuts),
         "resets": tuple(reset for reset in world.resets if node not in reset[:2]),

@@ -14,6 +14,7 @@ from typing import Any
 
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.trust import handshake, records
+from dfca.node.trust.doors import Connect, connect_tls
 from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, short
 from dfca.node.trust.invite import Invite
@@ -58,6 +59,7 @@ async def join(
     name: str,
     addresses: Iterable[str],
     check_facts: Callable[[bytes], None],
+    connect: Connect = connect_tls,
 ) -> Joined:
     """Join the swarm of an invite; `check_facts` gets the swarm's facts (in a thread) and raises to decline.
 
@@ -69,7 +71,7 @@ async def join(
         request = (records.check_name(name), records.check_addresses(list(addresses)))
     except MalformedRecord as error:
         raise ConfigError(f"{error}; got name {name!r}") from error
-    reader, writer = await _connect(invite)
+    reader, writer = await _connect(invite, connect)
     try:
         return await _join(JoinSession(invite, identity, reader, writer), request, check_facts)
     except BadMessage as error:
@@ -185,17 +187,11 @@ async def _receive_roster(joining: JoinSession, transcript: Transcript, roster: 
     return roster
 
 
-async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(invite: Invite, connect: Connect) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect, and check that it is the device of the invite before anything is sent to it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No authority signs certificates: the ID below is the check. TLS has proved that the other end holds the key.
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(
-                invite.host, invite.port, ssl=context, server_hostname="", limit=handshake.MAX_LINE
-            )
+            reader, writer, der = await connect(invite.host, invite.port)
     except (OSError, TimeoutError) as error:
         detail = f" ({error})" if str(error) else ""
         raise PairingError(
@@ -203,7 +199,6 @@ async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.Stream
             f"no invite is open at {invite.host} port {invite.port}{detail}; it may be used or expired: make a new one "
             "with `dfca node invite`, and check that this device reaches that address",
         ) from error
-    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     try:
         other = check_certificate(ssl.DER_cert_to_PEM_cert(der).encode())
     except ValueError:

@@ -15,10 +15,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import secrets
-import socket
-import ssl
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,8 +26,9 @@ from typing import Any
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.addresses import outgoing_hosts
 from dfca.node.trust import handshake, records
+from dfca.node.trust.doors import Door, Knock, Listen, TlsDoor
 from dfca.node.trust.handshake import PROTOCOL, BadMessage, JoinRequest, Transcript
-from dfca.node.trust.identity import CERTIFICATE_FILE, KEY_FILE, Identity, check_certificate, verify
+from dfca.node.trust.identity import Identity, check_certificate, verify
 from dfca.node.trust.invite import LIFETIME_S, Invite
 from dfca.node.trust.membership import Member
 from dfca.node.trust.records import canonical
@@ -82,22 +80,24 @@ class PairingServer:
     """Listens while an invite is open, and makes devices that prove its secret members.
 
     `on_joined(member, code)` is called when a device has become a member, before it is sent the roster: save the roster
-    there. `refused` counts the other attempts by reason.
+    there; if that raises a DfcaError, the device is refused and may come again: one that is forgotten would be a member
+    that nobody knows. `refused` counts the other attempts by reason.
     """
 
     def __init__(
         self,
         settings: PairingSettings | None = None,
         on_joined: Callable[[Member, str], None] | None = None,
+        listen: Listen = TlsDoor,
     ) -> None:
         self.settings = settings or PairingSettings()
         self.on_joined = on_joined
+        self._listen = listen
         self.refused: Counter[str] = Counter()
         self._open: list[OpenInvite] = []
         self._spent: deque[tuple[Invite, str]] = deque(maxlen=SPENT_KEPT)
         self._visits: list[Visit] = []
-        self._socket: socket.socket | None = None
-        self._port = 0
+        self._door: Door | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -127,12 +127,14 @@ class PairingServer:
             raise ConfigError(
                 f"the facts of the swarm have {len(facts)} bytes; 1 to {handshake.MAX_FACTS_BYTES} can be sent"
             )
-        if self._socket is None:
+        if self._door is None:
             if self._accepting is not None:  # the port is closed when it has ended
                 await asyncio.gather(self._accepting, return_exceptions=True)
-            self._start_listening(identity, port)
+            door = self._door = self._listen(identity, self.settings.bind, port)
+            self._accepting = asyncio.get_running_loop().create_task(self._accept(door))
+            self._accepting.add_done_callback(lambda _: door.close())
         host = self.settings.host or next(iter(outgoing_hosts()), "127.0.0.1")
-        entry = OpenInvite(Invite.make(host, self._port, identity.id), identity, roster, facts)
+        entry = OpenInvite(Invite.make(host, self._door.port, identity.id), identity, roster, facts)
         entry.timer = asyncio.get_running_loop().call_later(lifetime_s, self._spend, entry, "expired")
         self._open.append(entry)
         return entry.invite
@@ -159,30 +161,22 @@ class PairingServer:
         if not self._open:
             self._stop_listening()
 
-    def _start_listening(self, identity: Identity, port: int) -> None:
-        context = _context(identity)
-        listening = _listen(self.settings.bind, port)
-        self._socket, self._port = listening, listening.getsockname()[1]
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening, context))
-        self._accepting.add_done_callback(lambda _: listening.close())
-
     def _stop_listening(self) -> None:
-        if self._socket is not None and self._accepting is not None:
+        if self._door is not None and self._accepting is not None:
             self._accepting.cancel()
-            self._socket = None
+            self._door = None
 
-    async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self, door: Door) -> None:
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                knock = await door.wait()
             except OSError:  # too many open files, or the other end is gone
                 await asyncio.sleep(0.1)
                 continue
             if not self._make_room():
-                connection.close()
+                knock.close()
                 continue
-            visit = Visit(loop.create_task(self._serve(connection, context)))
+            visit = Visit(asyncio.get_running_loop().create_task(self._serve(knock)))
             self._visits.append(visit)
             visit.task.add_done_callback(lambda _, visit=visit: self._forget(visit))  # type: ignore[misc]
 
@@ -202,19 +196,13 @@ class PairingServer:
         if visit in self._visits:
             self._visits.remove(visit)
 
-    async def _serve(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+    async def _serve(self, knock: Knock) -> None:
         """Serve one connection; no error of it ends the server."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=handshake.MAX_LINE, loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        deadline = loop.time() + self.settings.prove_s
+        deadline = asyncio.get_running_loop().time() + self.settings.prove_s
         writer = None
         try:
             async with asyncio.timeout_at(deadline):
-                transport, _ = await loop.connect_accepted_socket(
-                    lambda: protocol, connection, ssl=context, ssl_handshake_timeout=self.settings.prove_s
-                )
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                reader, writer = await knock.enter(self.settings.prove_s)
             await self._talk(reader, writer, deadline)
         except (PairingRefused, BadMessage) as error:
             await self._refuse(writer, str(error))
@@ -227,7 +215,7 @@ class PairingServer:
             await self._refuse(writer, "failed")
         finally:
             if writer is None:
-                connection.close()
+                knock.close()
             else:
                 await handshake.close(writer)
 
@@ -309,41 +297,15 @@ class PairingServer:
             member = entry.roster.introduce(
                 entry.identity, request.certificate, request.name, request.addresses, self.settings.may_introduce
             )
+            if self.on_joined is not None:
+                self.on_joined(member, code)
         except DfcaError as error:
             log.warning("a device that knows the secret cannot be introduced: %s", error)
             raise PairingRefused("not introduced") from error
         self._spend(entry, "used")
-        if self.on_joined is not None:
-            self.on_joined(member, code)
 
 
 def _proves(request: JoinRequest, nonce: bytes, joiner: str, invite: Invite) -> bool:
     """Return whether a request proves the secret of an invite."""
     transcript = Transcript(invite.id, joiner, nonce, request.nonce)
     return hmac.compare_digest(request.proof, transcript.proof(invite.secret, "join", *request.fields()))
-
-
-def _context(identity: Identity) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(identity.folder / CERTIFICATE_FILE, identity.folder / KEY_FILE)
-    return context
-
-
-def _listen(bind: str, port: int) -> socket.socket:
-    try:
-        if bind:
-            family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-            listening = socket.create_server((bind, port), family=family)
-        elif socket.has_dualstack_ipv6():
-            listening = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listening = socket.create_server(("", port))
-    except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", None)
-        raise ConfigError(
-            f"cannot listen for a new device on {bind or 'any address'} port {port}: "
-            f"{os.strerror(number) if number else error}; choose another port for pairing"
-        ) from error
-    listening.setblocking(False)
-    return listening
