@@ -65,8 +65,19 @@ def init(
     ] = 1,
     algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca-auto",
     task: Annotated[
-        str, typer.Option(metavar="NAME", help="classification, or regression: the label is a number.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="classification; regression: the label is a number; forecasting: the label's later value; multilabel: "
+            "--label A,B names columns of 0 and 1.",
+        ),
     ] = "classification",
+    window: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rows that a forecast looks at.", show_default="16")
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rows ahead that a forecast is of.", show_default="1")
+    ] = None,
     swarm: Annotated[str | None, typer.Option(metavar="NAME", help="Of the swarm.", show_default="the node's")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything random.")] = 0,
     name: Name = None,
@@ -105,6 +116,8 @@ def init(
                 clusters=clusters,
                 algorithm=algorithm,
                 task=task,
+                window=window,
+                horizon=horizon,
                 seed=seed,
                 agreed={"starts_with": expect, **parse_settings(agree or (), "--agree")},
             ),
@@ -113,7 +126,7 @@ def init(
     console.print(f"device ID  {made.identity.id}", highlight=False)
     console.print(
         f"swarm      {escape(facts.name)}: {facts.algorithm}, {facts.model.name} of {facts.model.size} numbers, "
-        + (f"{len(facts.classes)} classes" if facts.classes else f"predicts {escape(facts.label)}"),
+        + escape(facts.describe_task()),
         highlight=False,
     )
     console.print(f"[dim]settings are in {folder}/node.toml; next:[/dim] dfca node run {folder}", highlight=False)

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from dfca.base.errors import DfcaError
 from dfca.node.disk.folder import NodeFolder
-from dfca.node.operate.status import read_status
+from dfca.node.operate.status import SCORES, read_status
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dfca.node.trust.membership import Member
 
-SAID = ("version", "state", "round", "round_s", "cluster", "clusters", "accuracy", "rmse", "members")
-SCORES = ("accuracy", "rmse")
+SAID = ("version", "state", "round", "round_s", "cluster", "clusters", *SCORES, "members")
 AT_ONCE = 32
 MOST_PROBLEMS, MOST_TEXT = 3, 400
 
@@ -117,5 +116,5 @@ def _cells(member: Mapping[str, Any]) -> list[str]:
             return "?"
 
     cluster = "" if member.get("cluster") is None else f"{written('cluster')} of {written('clusters')}"
-    score = written("accuracy", ".1%") or written("rmse", ".4g")
+    score = next((text for key, (_, form) in SCORES.items() if (text := written(key, form))), "")
     return [member["name"], written("version"), written("state"), written("round"), cluster, score, written("linked")]

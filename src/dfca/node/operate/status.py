@@ -33,6 +33,8 @@ FILE = "status.json"
 MISFIT, FIT = 0.9, 0.6  # shares of the loss of guessing: above, a model has learned nothing; below, it fits again
 RECENT = 10  # losses needed for this verdict
 MOST_BYTES = 16 * 2**20
+SCORES = {"accuracy": ("accuracy", ".1%"), "rmse": ("RMSE", ".4g"), "f1": ("F1", ".1%")}
+"""How scores are called and written, by their key in `HeldOutScore` and in a status."""
 
 
 def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[int, str]) -> dict[str, Any]:
@@ -52,8 +54,7 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
         "cluster": machine.assignment,
         "incarnation": machine.incarnation,
         "loss": _finite(work.loss),
-        "accuracy": None if own is None else own["accuracy"],
-        "rmse": None if own is None else own.get("rmse"),
+        **{key: None if own is None else own.get(key) for key in SCORES},
         "scores": scores,
         "personal": describe_personal(machine, work),
         "privacy": privacy,
@@ -96,13 +97,15 @@ def describe_privacy(machine: Machine) -> dict[str, Any] | None:
 
 
 def _score(score: Any) -> dict[str, Any]:
-    values = {"accuracy": score.accuracy, "loss": _finite(score.loss)}
-    return values if score.rmse is None else {**values, "rmse": _finite(score.rmse)}
+    values = {key: _finite(getattr(score, key)) for key in SCORES if getattr(score, key) is not None}
+    return {"accuracy": None, "loss": _finite(score.loss)} | values
 
 
 def guess_loss(facts: Facts) -> float:
-    """Return the loss of guessing: ln(classes), or 1 for scaled numbers."""
-    return math.log(len(facts.classes)) if facts.classes else 1.0
+    """Return the loss of guessing: ln(classes), ln 2 for a label, or 1 for scaled numbers."""
+    if facts.predicts_numbers:
+        return 1.0
+    return math.log(2 if facts.task == "multilabel" else len(facts.classes))
 
 
 def describe_misfit(losses: Sequence[float], facts: Facts, members: int, known: bool = False) -> str | None:
@@ -225,7 +228,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}{waits}"))
     cluster = "none yet" if get("cluster") is None else f"{get('cluster')} of {get('clusters')}"
     rows.append(("cluster", cluster))
-    for key, title, form in (("accuracy", "accuracy", ".1%"), ("rmse", "RMSE", ".4g")):
+    for key, (title, form) in SCORES.items():
         if get(key) is None:
             continue
         scores = [format(score[key], form) for score in get("scores") or () if score.get(key) is not None]
@@ -274,9 +277,9 @@ def _personal(step: Mapping[str, Any]) -> str:
     if step.get("losses") and None not in step["losses"]:
         before, after = step["losses"]
         parts.append(f"loss {before:.4g} -> {after:.4g} on {step['samples']} held-out samples")
-    for key, form in (("accuracy", ".1%"), ("rmse", ".4g")):
+    for key, (title, form) in SCORES.items():
         if step.get(key) is not None:
-            parts.append(f"then {key} {format(step[key], form)}")
+            parts.append(f"then {title} {format(step[key], form)}")
     return ", ".join(parts)
 
 

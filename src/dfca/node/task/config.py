@@ -75,7 +75,12 @@ class DataConfig(Table, kw_only=True):
     format: Literal["auto", "csv", "parquet", "npz", "safetensors", "images", "factory"] = option(
         default="auto", description="auto: by the path"
     )
-    label: str = option(default="label", min_length=1, max_length=200, description="the column with the class")
+    label: str = option(
+        default="label",
+        min_length=1,
+        max_length=4096,
+        description="the column with the class or the number; of a multi-label swarm several, with commas between",
+    )
     features: Literal["auto"] | Names = option(
         default="auto", description="columns to use; auto: all but the label and those to ignore"
     )

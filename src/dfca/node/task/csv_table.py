@@ -31,12 +31,15 @@ SHOWN = 3
 class Wanted:
     """Which columns to read.
 
-    label: the column with the class; required: whether it must be there. features: the columns to use, None: all but
-    the label and `ignore`. drop: leave out rows with missing values instead of refusing them.
+    label: the column with the class; required: whether it must be there. targets: columns of numbers to predict in
+    place of a class; they are read after the features. features: the columns to use, None: all but the label, the
+    targets and `ignore`. drop: leave out rows with missing values instead of refusing them.
     """
 
     label: str
     required: bool = True
+    targets: tuple[str, ...] = ()
+    targets_alone: bool = False  # a table without features will do: the past of the target is one
     features: tuple[str, ...] | None = None
     ignore: tuple[str, ...] = ()
     drop: bool = False
@@ -49,21 +52,25 @@ class Wanted:
         twice = next((name for place, name in enumerate(names) if places_of[name] != place), None)
         if twice is not None:
             raise DataError(f'{path}: the column "{printable(twice)}" stands there twice; rename one of the two')
-        if self.label not in names and self.required:
+        lacking = [name for name in self.targets or (self.label,) if name not in places_of]
+        if lacking and self.required:
+            what = "with the numbers to predict" if self.targets else "for the class"
             raise DataError(
-                f'{path} has no column "{self.label}" for the class; it has {listed(names)}: name one of them by '
-                "--label or data.label"
+                f"{path} has no column {listed(lacking)} {what}; it has {listed(names)}: name one of them by --label "
+                "or data.label"
             )
         if missing := [name for name in self.features or () if name not in places_of]:
             raise DataError(f"{path} has no column {listed(missing)}; it has {listed(names)}")
-        label = places_of.get(self.label)
+        label = None if self.targets else places_of.get(self.label)
+        last = [places_of[name] for name in self.targets]
         if self.features is not None:
-            return label, [places_of[name] for name in self.features]
-        ignored = {self.label, *self.ignore}
+            return label, [places_of[name] for name in self.features] + last
+        ignored = {self.label, *self.targets, *self.ignore}
         places = [i for i, name in enumerate(names) if name not in ignored]
-        if not places:
-            raise DataError(f"{path} has no column with a feature beside the class; it has {listed(names)}")
-        return label, places
+        if not places and not self.targets_alone:
+            beside = "what is predicted" if self.targets else "the class"
+            raise DataError(f"{path} has no column with a feature beside {beside}; it has {listed(names)}")
+        return label, places + last
 
 
 @dataclass

@@ -19,8 +19,8 @@ from torch import Tensor
 from dfca.base.errors import DataError, DfcaError
 from dfca.node.task.config import NodeConfig
 from dfca.node.task.csv_table import listed
-from dfca.node.task.facts import Facts
-from dfca.node.task.reading import DataRequest, Raw, read, to_number
+from dfca.node.task.facts import Facts, InputFacts
+from dfca.node.task.reading import DataRequest, Raw, read
 from dfca.node.task.scaling import CLIP, Scaling
 
 Pair = tuple[Tensor, Tensor]
@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class DeviceSamples:
     """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part;
-    tokens are int64, and y of a regression is float32, scaled too."""
+    tokens are int64; numbers to predict are float32, scaled too, and several labels (n, labels) are 0 or 1."""
 
     train: Pair
     held_out: Pair
@@ -44,14 +44,16 @@ class DeviceSamples:
 def problems(raw: Raw, facts: Facts) -> list[str]:
     """List everything about samples that does not fit a swarm, each with its cure."""
     reasons = _input_problems(raw, facts)
-    if raw.labels is not None and facts.task == "regression":
-        wrong = [label for label in raw.labels if to_number(label) is None]
-        if wrong:
-            reasons.append(
-                f'{listed(sorted(set(wrong)))} in "{facts.label}" is no number, and the swarm predicts numbers: '
-                "correct it, or remove these samples"
-            )
-    elif raw.labels is not None:
+    if facts.task == "multilabel" and raw.targets is not None and raw.targets.shape[1] != len(facts.classes):
+        reasons.append(
+            f"{raw.targets.shape[1]} labels ({listed(raw.target_names)}) are not the swarm's {len(facts.classes)}, "
+            f"{listed(facts.classes)}: name these, in this order, by --label or data.label"
+        )
+    if facts.task == "forecasting" and len(raw.x) < facts.inputs.window:
+        reasons.append(
+            f"{len(raw.x)} rows are too few: a forecast looks at {facts.inputs.window} of them, without a gap"
+        )
+    if raw.labels is not None:
         unknown = sorted(set(raw.labels) - set(facts.classes))
         if unknown:
             reasons.append(
@@ -64,7 +66,7 @@ def problems(raw: Raw, facts: Facts) -> list[str]:
 
 def _input_problems(raw: Raw, facts: Facts) -> list[str]:
     inputs = facts.inputs
-    if inputs.kind == "table":
+    if inputs.features or inputs.kind == "series":
         if raw.names is None:
             return [
                 f"the swarm's samples are named columns ({listed(inputs.features)}) and these have no names: add "
@@ -92,12 +94,19 @@ def _kind(kind: str) -> str:
     return {"images": "images of bytes (uint8)", "tokens": "tokens"}.get(kind, "arrays of numbers")
 
 
-def matched(raw: Raw, facts: Facts) -> np.ndarray:
-    """Return x (n, *shape) with the columns in the swarm's order; the samples must fit."""
-    if facts.inputs.kind != "table" or raw.names is None or raw.names == facts.inputs.features:
-        return raw.x
-    place = {name: i for i, name in enumerate(raw.names)}
-    return raw.x[:, [place[name] for name in facts.inputs.features]]
+def matched(raw: Raw, inputs: InputFacts) -> np.ndarray:
+    """Return x (n, *shape) with the columns in the swarm's order; the samples must fit.
+
+    Of a series, a sample is a window: the last `window` values of the target, then of each feature, at every row
+    that has as many before it.
+    """
+    x = raw.x
+    if raw.names is not None and raw.names != inputs.features:
+        place = {name: i for i, name in enumerate(raw.names)}
+        x = x[:, [place[name] for name in inputs.features]]
+    if inputs.kind != "series" or raw.targets is None:
+        return x
+    return np.lib.stride_tricks.sliding_window_view(np.concatenate([raw.targets, x], axis=1), inputs.window, axis=0)
 
 
 def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
@@ -111,31 +120,37 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
 
 
 def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
-    """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit."""
-    train = _fitting(request_of(config, folder, facts), facts)
+    """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit.
+
+    Of a series the newest are held out: what is learned of the past is scored on what came after it.
+    """
+    raw = _fitting(request_of(config, folder, facts), facts)
+    x, y = _arranged(raw, config, facts)
     if config.data.test is not None:
-        aside = config.data.changed(path=config.data.test, format="auto")
-        test = _fitting(request_of(config.changed(data=aside), folder, facts), facts)
-        return DeviceSamples(_pair(train, facts), _pair(test, facts), train.dropped)
-    out = held_out_rows(matched(train, facts), config.data.held_out)
+        aside = config.changed(data=config.data.changed(path=config.data.test, format="auto"))
+        test = _arranged(_fitting(request_of(aside, folder, facts), facts), aside, facts)
+        return DeviceSamples(_scaled(x, y, facts), _scaled(*test, facts), raw.dropped)
+    share = config.data.held_out
+    newest = np.arange(len(x)) >= round(len(x) * (1 - share))
+    out = newest if facts.task == "forecasting" else held_out_rows(x, share)
     if out.all():
         raise DataError(
             f"{config.data.path} has {len(out)} samples, and none is left to train with; collect more, or lower "
             f"data.held_out (now {config.data.held_out:g})"
         )
-    return DeviceSamples(_pair(_rows(train, ~out), facts), _pair(_rows(train, out), facts), train.dropped)
+    return DeviceSamples(_scaled(x[~out], y[~out], facts), _scaled(x[out], y[out], facts), raw.dropped)
 
 
 def load_inputs(config: NodeConfig, folder: Path, facts: Facts) -> Tensor:
     """Read samples to predict, raw: (n, *shape) in the swarm's order of columns; classes are not needed."""
     raw = _fitting(replace(request_of(config, folder, facts), labelled=False), facts)
-    return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
+    return torch.from_numpy(np.ascontiguousarray(_within_limits(matched(raw, facts.inputs), config)))
 
 
 def request_of(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
     """Return what is asked of the files of a member."""
-    numbers = facts.task == "regression"
-    return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
+    most = config.limits.data_bytes
+    return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=most, task=facts.task)
 
 
 def _fitting(request: DataRequest, facts: Facts) -> Raw:
@@ -147,21 +162,43 @@ def _fitting(request: DataRequest, facts: Facts) -> Raw:
     return raw
 
 
-def _rows(raw: Raw, chosen: np.ndarray) -> Raw:
-    labels = [label for label, kept in zip(raw.labels or (), chosen, strict=True) if kept]
-    return replace(raw, x=raw.x[chosen], labels=labels)
+def _arranged(raw: Raw, config: NodeConfig, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
+    """Return x (n, *shape) and y: places of classes (n,), scaled numbers (n,) or labels (n, labels)."""
+    x, targets, inputs = matched(raw, facts.inputs), raw.targets, facts.inputs
+    if targets is None:
+        place = {name: i for i, name in enumerate(facts.classes)}
+        return x, np.array([place[label] for label in raw.labels or ()], np.int64)
+    if facts.task == "multilabel":
+        return x, targets.astype(np.float32)
+    y = ((targets[:, 0] - facts.target.mean) / facts.target.scale).clip(-CLIP, CLIP).astype(np.float32)
+    if inputs.kind != "series":
+        return x, y
+    check_rows(len(y), inputs, config.data.path)
+    return _within_limits(x[: -inputs.horizon], config), y[inputs.window + inputs.horizon - 1 :]
 
 
-def _pair(raw: Raw, facts: Facts) -> Pair:
-    """Scale samples, and number their classes or scale their numbers."""
-    if facts.task == "regression":
-        values = torch.tensor([to_number(label) or 0.0 for label in raw.labels or ()], dtype=torch.float64)
-        y = ((values - facts.target.mean) / facts.target.scale).clamp(-CLIP, CLIP).to(torch.float32)
-    else:
-        number = {name: place for place, name in enumerate(facts.classes)}
-        y = torch.tensor([number[label] for label in raw.labels or ()], dtype=torch.int64)
-    x = Scaling.of(facts.scaling, facts.inputs).apply(torch.from_numpy(np.ascontiguousarray(matched(raw, facts))))
-    return x, y
+def check_rows(rows: int, inputs: InputFacts, path: str) -> None:
+    """Raise DataError where a series has no window with something to forecast."""
+    if rows < (least := inputs.window + inputs.horizon):
+        raise DataError(
+            f"{path} has {rows} rows, and a forecast {inputs.horizon} ahead from {inputs.window} needs at least "
+            f"{least}; collect more"
+        )
+
+
+def _within_limits(x: np.ndarray, config: NodeConfig) -> np.ndarray:
+    """Return samples whose copy in memory is not too large: the windows of a series overlap."""
+    if x.nbytes > config.limits.data_bytes:
+        raise DataError(
+            f"the windows of {config.data.path} must take at most {config.limits.data_bytes} bytes "
+            f"(limits.data_bytes), got {x.nbytes}"
+        )
+    return x
+
+
+def _scaled(x: np.ndarray, y: np.ndarray, facts: Facts) -> Pair:
+    scaling = Scaling.of(facts.scaling, facts.inputs)
+    return scaling.apply(torch.from_numpy(np.ascontiguousarray(x))), torch.from_numpy(y)
 
 
 Signature = tuple[tuple[str, int, int, int], ...]

@@ -1,8 +1,8 @@
 """Hand a model on: as safetensors with everything one needs to use it, or as ONNX that takes raw inputs.
 
 ONNX: input `input` (n, *shape) float32, raw as in the device's data; outputs `probabilities` (n, classes) and `class`
-(n,) int64, the place in the metadata's `classes`; of a regression, output `value` (n,) in the data's unit. Scaling is
-part of the graph.
+(n,) int64, the place in the metadata's `classes`; of several labels, `probabilities` (n, labels); of a regression or a
+forecast, `value` (n,) in the data's unit. Scaling is part of the graph.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dfca.base.table import Table
 from dfca.export import write_onnx, write_safetensors
+from dfca.node.operate.status import SCORES
 from dfca.node.task.config import NodeConfig, absolute
 from dfca.node.task.csv_table import write_csv
 from dfca.node.task.dataset import DeviceSamples as DeviceSamples
@@ -50,10 +51,9 @@ class Exported:
             return origin
         before, after = self.scores
         shown = [f"loss {before.loss:.4g} -> {after.loss:.4g}"]
-        if before.accuracy is not None and after.accuracy is not None:
-            shown.append(f"accuracy {before.accuracy:.1%} -> {after.accuracy:.1%}")
-        if before.rmse is not None and after.rmse is not None:
-            shown.append(f"RMSE {before.rmse:.4g} -> {after.rmse:.4g}")
+        for key, (title, form) in SCORES.items():
+            if getattr(before, key) is not None:
+                shown.append(f"{title} {getattr(before, key):{form}} -> {getattr(after, key):{form}}")
         return f"{origin} (held-out {', '.join(shown)})"
 
     def metadata(self) -> dict[str, str]:
@@ -75,7 +75,8 @@ class Exported:
             "curve": facts.scaling.curve,
             "model": _compact(facts.model),
             "task": facts.task,
-            **({"target": _compact(facts.target)} if facts.task == "regression" else {}),
+            **({"target": _compact(facts.target)} if facts.predicts_numbers else {}),
+            **({"horizon": str(facts.inputs.horizon)} if facts.inputs.horizon else {}),
         }
 
 
@@ -105,13 +106,15 @@ def to_onnx(exported: Exported, path: Path) -> None:
     Raises ConfigError where the library is missing or the module cannot be exported.
     """
     shape = exported.facts.inputs.sample_shape
-    names = ("value",) if exported.model.predicts_numbers else ("probabilities", "class")
+    names = {"numbers": ("value",), "labels": ("probabilities",)}.get(
+        exported.model.predicts, ("probabilities", "class")
+    )
     write_onnx(path, Deployed(exported), shape, names, exported.metadata())
 
 
 class Deployed(nn.Module):
-    """The model with its scaling before and probabilities behind: raw (n, *shape) -> (n, classes), (n,); of a
-    regression with numbers in the data's unit behind, (n,)."""
+    """The model with its scaling before and `Architecture.answer` behind: raw (n, *shape) -> (n, classes), and for
+    classes the best (n,)."""
 
     mean: Tensor
     scale: Tensor
@@ -122,17 +125,14 @@ class Deployed(nn.Module):
         self.register_buffer("mean", scaling.mean)
         self.register_buffer("scale", scaling.scale)
         self.curve = scaling.curve
-        self.target = exported.model.target if exported.model.predicts_numbers else None
+        self.model = exported.model
         self.module = exported.model.flat.to_module(exported.vector.detach().cpu())
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Scale in double precision as devices do, and run the model."""
         scaled = Scaling(self.mean, self.scale, self.curve).apply(x)
-        if self.target is not None:
-            values: Tensor = self.module(scaled).flatten()
-            return values * self.target.scale + self.target.mean
-        probabilities = self.module(scaled).softmax(dim=1)
-        return probabilities, probabilities.argmax(dim=1)
+        answer = self.model.answer(self.module(scaled))
+        return (answer, answer.argmax(dim=1)) if self.model.predicts == "classes" else answer
 
 
 def predict_file(path: str, config: NodeConfig, folder: Path, facts: Facts, vector: Tensor) -> str:
@@ -149,9 +149,17 @@ def predict_file(path: str, config: NodeConfig, folder: Path, facts: Facts, vect
 
 
 def predictions_csv(facts: Facts, predictions: Predictions) -> str:
-    """Write predictions as CSV: the row (from 1), its class and the probability of that class, or its number."""
+    """Write predictions as CSV: the row (from 1), its class and the probability of that class, the probability of each
+    label, or its number; a forecast is of a row further down, of the last windows beyond the end of the file."""
     if predictions.values is not None:
-        return write_csv(("row", "value"), ((row, f"{v:.9g}") for row, v in enumerate(predictions.values.tolist(), 1)))
+        first = facts.inputs.window + facts.inputs.horizon or 1
+        values = enumerate(predictions.values.tolist(), first)
+        return write_csv(("row", "value"), ((row, f"{value:.9g}") for row, value in values))
+    if facts.task == "multilabel":
+        chances = enumerate(predictions.probabilities.tolist(), 1)
+        return write_csv(
+            ("row", *facts.classes), ((row, *(f"{chance:.6f}" for chance in all_)) for row, all_ in chances)
+        )
     pairs = zip(predictions.classes.tolist(), predictions.probabilities.tolist(), strict=True)
     rows: Iterator[tuple[Any, ...]] = (
         (row, facts.classes[place], f"{chance:.6f}") for row, (place, chance) in enumerate(pairs, 1)

@@ -111,23 +111,34 @@ class InputFacts(Table):
     features: tuple[Name, ...] = option(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
     shape: tuple[Size, ...] = option(default=(), strict=False, max_length=4, description="of an array without names")
     ignored: tuple[Name, ...] = option(default=(), strict=False, max_length=1000, description="columns to leave out")
-    kind: Literal["table", "array", "images", "tokens"] = option(
-        default="table", description="images: 0..255, channels first; tokens: integers, which are not scaled"
+    kind: Literal["table", "array", "images", "tokens", "series"] = option(
+        default="table",
+        description="images: 0..255, channels first; tokens: integers, which are not scaled; series: rows in the order "
+        "of time",
     )
+    window: int = option(
+        default=0, ge=0, le=65_536, since=3, description="rows that a forecast looks at, of the target and the features"
+    )
+    horizon: int = option(default=0, ge=0, le=2**31, since=3, description="rows ahead that a forecast is of")
 
     def __post_init__(self) -> None:
-        if bool(self.features) == bool(self.shape):
+        series = self.kind == "series"
+        if series != (self.window > 0) or series != (self.horizon > 0):
+            raise ValueError("window and horizon are >= 1 for a series, and for nothing else")
+        if bool(self.features) == bool(self.shape) and not (series and not self.shape):
             raise ValueError("give features or shape, one of the two")
         if len(set(self.features)) < len(self.features):
             raise ValueError(f"the feature {Counter(self.features).most_common(1)[0][0]!a} stands there twice")
-        if math.prod(self.shape) > MOST_FEATURES:
-            raise ValueError(f"a sample must have at most {MOST_FEATURES} numbers, got {math.prod(self.shape)}")
-        if (self.kind == "table") != bool(self.features):
+        if math.prod(self.sample_shape) > MOST_FEATURES:
+            raise ValueError(f"a sample must have at most {MOST_FEATURES} numbers, got {math.prod(self.sample_shape)}")
+        if (self.kind == "table") != bool(self.features) and not series:
             raise ValueError(f'kind "{self.kind}" and {"features" if self.features else "a shape"} do not fit')
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
+        if self.kind == "series":
+            return 1 + len(self.features), self.window
         return self.shape or (len(self.features),)
 
 
@@ -150,7 +161,7 @@ class ScalingFacts(Table):
 
 
 class TargetFacts(Table):
-    """How the numbers that a regression predicts are scaled, by those of the founder: y' = (y - mean) / scale."""
+    """How the numbers that are predicted are scaled, by those of the founder: y' = (y - mean) / scale."""
 
     mean: float = option(default=0.0, ge=-1e30, le=1e30)
     scale: float = option(default=1.0, gt=1e-30, le=1e30)
@@ -215,13 +226,19 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     )
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
-    task: Literal["classification", "regression"] = option(
+    task: Literal["classification", "regression", "forecasting", "multilabel"] = option(
         default="classification", since=2, description="what is predicted"
     )
-    label: Name = option(
-        default="label", description="the column with the class or the number, where a device names no other"
+    label: str = option(
+        default="label",
+        min_length=1,
+        max_length=4096,
+        description="the column with the class, the number or the series, where a device names no other; several "
+        "labels with commas between",
     )
-    classes: tuple[Name, ...] = option(default=(), strict=False, max_length=65_536, description="none of a regression")
+    classes: tuple[Name, ...] = option(
+        default=(), strict=False, max_length=65_536, description="or labels; none where numbers are predicted"
+    )
     target: TargetFacts = TargetFacts()
     scaling: ScalingFacts = ScalingFacts()
     local: LocalFacts = LocalFacts()
@@ -249,10 +266,14 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     def __post_init__(self) -> None:
         if self.task == "classification" and len(self.classes) < 2:
             raise ValueError(f"classes must be at least 2 long, got {len(self.classes)}")
-        if self.task == "regression" and self.classes:
-            raise ValueError("a regression has no classes")
-        if self.task == "classification" and self.target != TargetFacts():
+        if self.task == "multilabel" and not self.classes:
+            raise ValueError("classes must name at least one label")
+        if self.predicts_numbers and self.classes:
+            raise ValueError(f"a {self.task} has no classes")
+        if not self.predicts_numbers and self.target != TargetFacts():
             raise ValueError("target is for a regression")
+        if (self.task == "forecasting") != (self.inputs.kind == "series"):
+            raise ValueError("a forecasting has inputs of kind series, and nothing else has")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
         if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
@@ -280,7 +301,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         """Write the canonical bytes: JSON with sorted keys and without spaces, ASCII."""
         # Without keys that came later and have their defaults: a swarm keeps the name that it had before them.
         plain = self.as_of(1)
-        if self.task == "classification":
+        if not self.predicts_numbers:
             del plain["target"]
         plain["algorithm"] = earlier(self.algorithm)  # so are the bytes of a swarm of 0.2, and its nodes may join
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
@@ -318,6 +339,19 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         return base64.b32encode(hashlib.sha256(self.to_bytes()).digest()).decode().rstrip("=").lower()
 
     # What a driver needs.
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether one number is predicted, on a scale of the swarm's."""
+        return self.task in ("regression", "forecasting")
+
+    def describe_task(self) -> str:
+        """Say in a few words what is predicted."""
+        if self.task == "forecasting":
+            return f"forecasts {self.label} {self.inputs.horizon} ahead from {self.inputs.window}"
+        if self.task == "regression":
+            return f"predicts {self.label}"
+        return f"{len(self.classes)} {'labels' if self.task == 'multilabel' else 'classes'}"
 
     @property
     def outputs(self) -> int:

@@ -14,17 +14,19 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
+from dfca.base.validation import check
 from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
-from dfca.node.task.dataset import load, problems, request_of
-from dfca.node.task.facts import ALGORITHMS, Facts
+from dfca.node.task.dataset import check_rows, load, matched, problems, request_of
+from dfca.node.task.facts import ALGORITHMS, Facts, InputFacts
 from dfca.node.task.learner import build, check_tokens, measured, weights_digest
 from dfca.node.task.reading import DataRequest as Request
-from dfca.node.task.reading import Raw, found_classes, read, to_number
+from dfca.node.task.reading import Raw, found_classes, read
 from dfca.node.task.scaling import measure
 
 MODELS = ("mlp", "cnn", "cnn-tutorial", "cnn1d")
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "forecasting", "multilabel")
+WINDOW, HORIZON = 16, 1  # of a forecast, where the founder says nothing
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Founding(JoinPlan):
     """What the founder says of the swarm as well.
 
     model: mlp, cnn, cnn1d or "module:function"; hidden: units of its hidden layers; classes: all that any device may
-    ever have, those of the founder's data if not given; task: "regression" predicts the number in the label's column.
-    agreed: any other facts, e.g. {"local": {"steps": 20}}.
+    ever have, those of the founder's data if not given; task: "regression" predicts the number in the label's column,
+    "forecasting" the one `horizon` rows later from the last `window` rows, "multilabel" which of several columns
+    ("a,b,c") are 1. agreed: any other facts, e.g. {"local": {"steps": 20}}.
     """
 
     swarm: str | None = None
@@ -63,6 +66,8 @@ class Founding(JoinPlan):
     clusters: int | None = None
     algorithm: str = "dfca-auto"
     task: str = "classification"
+    window: int | None = None
+    horizon: int | None = None
     seed: int = 0
     agreed: dict[str, Any] | None = None
 
@@ -74,9 +79,11 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
 
     Raises DfcaError with everything that is wrong.
     """
+    _check_task(options)
     config = _config(folder, options, options.label or "label", ())
-    numbers = options.task == "regression"
-    raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes, numbers=numbers))
+    raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes, task=options.task))
+    inputs = _inputs(raw, config, options)
+    check_rows(len(raw.x), inputs, config.data.path)
     facts = Facts.checked(
         {
             "name": options.swarm or config.name,
@@ -87,14 +94,14 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             **_defaults(options.algorithm),
             **(options.agreed or {}),
             "label": config.data.label,
-            "inputs": _inputs(raw, config),
-            "task": _task(options),
+            "inputs": inputs,
+            "task": options.task,
             **_targets(raw, options, config.data),
-            "scaling": measure(raw.x, raw.kind),
+            "scaling": measure(matched(raw, inputs), inputs.kind),
             "model": _model(options),
         }
     )
-    inputs, tokens = facts.inputs, facts.inputs.kind == "tokens"
+    tokens = inputs.kind == "tokens"
     model = measured(
         facts.model, inputs.sample_shape, facts.outputs, facts.seed, facts.crop, config.training.weights, tokens
     )
@@ -192,29 +199,34 @@ def _defaults(algorithm: str) -> dict[str, Any]:
     }
 
 
-def _inputs(raw: Raw, config: NodeConfig) -> dict[str, Any]:
+def _inputs(raw: Raw, config: NodeConfig, options: Founding) -> InputFacts:
+    content: dict[str, Any] = {"shape": raw.x.shape[1:], "kind": raw.kind}
     if raw.names is not None:
-        return {"features": raw.names, "ignored": config.data.ignore}
-    return {"shape": raw.x.shape[1:], "kind": raw.kind}
+        content = {"features": raw.names, "ignored": config.data.ignore}
+    if options.task == "forecasting":
+        window, horizon = options.window or WINDOW, options.horizon or HORIZON
+        content |= {"kind": "series", "window": window, "horizon": horizon}
+    return check(content, InputFacts, "the samples")
 
 
-def _task(options: Founding) -> str:
+def _check_task(options: Founding) -> None:
     if options.task not in TASKS:
         raise unknown("task of a swarm", options.task, TASKS)
-    if options.task == "regression" and options.classes is not None:
-        raise ConfigError("--classes is for a classification; a regression predicts numbers, leave it out")
-    return options.task
+    if options.task == "multilabel" and options.classes is not None:
+        raise ConfigError("--classes is for a classification; --label A,B names the columns of several labels")
+    if options.task != "classification" and options.classes is not None:
+        raise ConfigError(f"--classes is for a classification; a {options.task} predicts numbers, leave it out")
+    if options.task != "forecasting" and (options.window or options.horizon):
+        raise ConfigError(f'--window and --horizon are for "forecasting", the task is "{options.task}"; leave them out')
 
 
 def _targets(raw: Raw, options: Founding, data: DataConfig) -> dict[str, Any]:
-    """Settle what is predicted: the classes, or how the numbers are scaled."""
-    if options.task != "regression":
+    """Settle what is predicted: the classes or labels, or how the numbers are scaled."""
+    if raw.targets is None:
         return {"classes": _classes(raw, options, data.path)}
-    values = [to_number(label) for label in raw.labels or ()]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        wrong = sorted({label for label in raw.labels or () if to_number(label) is None})
-        raise DataError(f'{data.path}: {listed(wrong)} in "{data.label}" is no number; a regression needs numbers')
+    if options.task == "multilabel":
+        return {"classes": raw.target_names}
+    known = raw.targets[:, 0].tolist()
     spread = pstdev(known)
     return {"target": {"mean": fmean(known), "scale": spread if spread > 1e-12 * max(map(abs, known)) else 1.0}}
 

@@ -43,9 +43,16 @@ class Architecture:
     target: TargetFacts = UNSCALED
 
     @property
-    def predicts_numbers(self) -> bool:
-        """Whether the task is a regression."""
-        return self.flat.task.targets == "numbers"
+    def predicts(self) -> str:
+        """What is predicted: "classes", "numbers" or "labels"."""
+        return self.flat.task.targets
+
+    def answer(self, outputs: Tensor) -> Tensor:
+        """Make of outputs (n, ...) the probabilities of classes or labels (n, classes), or numbers (n,) in the data's
+        unit."""
+        if self.predicts == "numbers":
+            return outputs.flatten() * self.target.scale + self.target.mean
+        return outputs.sigmoid() if self.predicts == "labels" else outputs.softmax(dim=1)
 
 
 def build(facts: Facts, allowed: str | None = None, weights: str | None = None) -> Architecture:
@@ -68,7 +75,8 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
             f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
             f"have other names or shapes, or its frozen ones other values; {_cure(facts.model)}"
         )
-    return replace(model, flat=model.flat.for_task(TASKS[facts.task]), target=facts.target)
+    task = "regression" if facts.predicts_numbers else facts.task
+    return replace(model, flat=model.flat.for_task(TASKS[task]), target=facts.target)
 
 
 def measured(
@@ -206,11 +214,12 @@ def _cure(model: ModelFacts) -> str:
 
 
 class HeldOutScore(NamedTuple):
-    """One model on held-out samples: accuracy in 0..1, or the RMSE of a regression in the data's unit; mean loss."""
+    """One model on held-out samples: accuracy, RMSE of numbers in the data's unit, or F1 of labels; mean loss."""
 
     accuracy: float | None
     loss: float
     rmse: float | None = None
+    f1: float | None = None
 
 
 @dataclass(frozen=True)
@@ -249,22 +258,28 @@ def score_all(model: Architecture, bank: Tensor, held_out: tuple[Tensor, Tensor]
 
 
 def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> HeldOutScore:
-    hits, total, task = 0, 0.0, model.flat.task
+    hits, said, total, task = 0, 0, 0.0, model.flat.task
     for start in range(0, len(y), BLOCK):
         rows = slice(start, start + BLOCK)
         with torch.no_grad():
             outputs = infer(model.flat, vector, x[rows], "score")
             total += float(task.loss(outputs, y[rows]).sum())
-        hits += 0 if model.predicts_numbers else int((outputs.argmax(dim=1) == y[rows]).sum())
+        if model.predicts == "labels":
+            positive, true = outputs > 0, y[rows] > 0.5
+            hits, said = hits + int((positive & true).sum()), said + int(positive.sum() + true.sum())
+        elif model.predicts == "classes":
+            hits += int((outputs.argmax(dim=1) == y[rows]).sum())
     loss = total / len(y)
-    if model.predicts_numbers:
-        return HeldOutScore(None, loss, model.target.scale * math.sqrt(loss))
+    if model.predicts == "numbers":
+        return HeldOutScore(None, loss, rmse=model.target.scale * math.sqrt(loss))
+    if model.predicts == "labels":
+        return HeldOutScore(None, loss, f1=2 * hits / said if said else 1.0)
     return HeldOutScore(hits / len(y), loss)
 
 
 class Predictions(NamedTuple):
-    """For each sample: the class as its place in `facts.classes` (n,), and its probability (n,); of a regression, the
-    number (n,) in the data's unit."""
+    """For each sample: its class as the place in `facts.classes` (n,), and the probability of that (n,); of labels, the
+    probabilities (n, labels); of a regression or forecast, the number (n,) in the data's unit."""
 
     classes: Tensor
     probabilities: Tensor
@@ -273,21 +288,15 @@ class Predictions(NamedTuple):
 
 def predict(model: Architecture, vector: Tensor, x: Tensor, scaling: Scaling) -> Predictions:
     """Predict raw samples x (n, *shape), which are scaled here, by one model (P,)."""
-    found: list[Tensor] = []
-    chances: list[Tensor] = []
-    nothing = torch.empty(0)
-    if model.predicts_numbers:
-        with torch.no_grad():
-            blocks = (scaling.apply(x[start : start + BLOCK]) for start in range(0, len(x), BLOCK))
-            numbers = [infer(model.flat, vector, block, "score").flatten().double() for block in blocks]
-        values = torch.cat(numbers) if numbers else nothing
-        return Predictions(nothing.long(), nothing, values * model.target.scale + model.target.mean)
-    for start in range(0, len(x), BLOCK):
+    classes, values = [torch.empty(0, dtype=torch.int64)], []
+    for start in range(0, max(1, len(x)), BLOCK):
         with torch.no_grad():
             outputs = infer(model.flat, vector, scaling.apply(x[start : start + BLOCK]), "score")
-        probability, place = outputs.softmax(dim=1).max(dim=1)
-        found.append(place)
-        chances.append(probability)
-    if not found:
-        return Predictions(nothing.long(), nothing)
-    return Predictions(torch.cat(found), torch.cat(chances))
+        answer = model.answer(outputs.double() if model.predicts == "numbers" else outputs)
+        if model.predicts == "classes":
+            answer, place = answer.max(dim=1)
+            classes.append(place)
+        values.append(answer)
+    if model.predicts == "numbers":
+        return Predictions(classes[0], torch.empty(0), torch.cat(values))
+    return Predictions(torch.cat(classes), torch.cat(values))

@@ -3,7 +3,8 @@
   csv           a header and one row per sample (`csv_table.py`)
   parquet       the same in columns; needs pyarrow
   npz           arrays x (n, *shape) and y (n,): numbers or names; optional `features` (names) and `classes` (names of
-                the numbers in y); or `tokens` (n, T) instead of x, integers that are not scaled
+                the numbers in y); or `tokens` (n, T) instead of x, integers that are not scaled; y (n, labels) of 0 and
+                1 for several labels
   safetensors   tensors x or tokens, and y
   images        a folder with one subfolder per class; needs pillow
   factory       "module:function" of the user: runs code, and returns (x, y)
@@ -45,8 +46,8 @@ ARRAYS = ("x", "tokens", "y", "features", "classes")
 class Raw:
     """Samples before they are matched with the facts of a swarm.
 
-    x (n, *shape) of numbers, finite; labels (n,) or None where there are none; names: of the columns, None for arrays;
-    dropped: rows that were left out.
+    x (n, *shape) of numbers, finite; labels: classes (n,) or None where there are none; names: of the columns, None for
+    arrays; dropped: rows that were left out; targets: numbers to predict (n, targets), named by target_names.
     """
 
     kind: Literal["table", "array", "images", "tokens"]
@@ -54,14 +55,16 @@ class Raw:
     labels: list[str] | None
     names: tuple[str, ...] | None = None
     dropped: int = 0
+    targets: np.ndarray | None = None
+    target_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DataRequest:
     """What to read: the settings, the folder that paths are relative to, and what is known already.
 
-    labelled: whether classes must be there; inputs: of the swarm, where there is one; most_bytes: in memory; numbers:
-    the label is one, not a class.
+    labelled: whether what is predicted must be there; inputs: of the swarm, where there is one; most_bytes: in memory;
+    task: of the swarm.
     """
 
     data: DataConfig
@@ -69,7 +72,15 @@ class DataRequest:
     labelled: bool = True
     inputs: InputFacts | None = None
     most_bytes: int = 2 * 2**30
-    numbers: bool = False
+    task: str = "classification"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of numbers that are predicted; none where that is a class, or need not be there."""
+        if self.task == "classification" or not (self.labelled or self.task == "forecasting"):
+            return ()
+        label = self.data.label
+        return tuple(name.strip() for name in label.split(",")) if self.task == "multilabel" else (label,)
 
     @property
     def path(self) -> Path:
@@ -80,23 +91,34 @@ class DataRequest:
     def wanted(self) -> Wanted:
         """The columns to read; to predict, those of the swarm are enough."""
         features = None if self.data.features == "auto" else self.data.features
-        ignore = self.data.ignore
+        ignore, series, drop = self.data.ignore, self.task == "forecasting", self.data.missing == "drop"
         if self.inputs is not None:
             ignore += self.inputs.ignored
-            if not self.labelled and self.inputs.features:
+            if not self.labelled and (self.inputs.features or series):
                 features = self.inputs.features
-        return Wanted(self.data.label, self.labelled, features, ignore, self.data.missing == "drop")
+        if series and drop:
+            raise DataError('a forecast needs every row: fill empty values, and set data.missing = "refuse"')
+        return Wanted(self.data.label, self.labelled or series, self.targets, series, features, ignore, drop)
 
 
 def read(request: DataRequest) -> Raw:
     """Read samples. Raises DataError with a sentence, whatever the file holds."""
     raw = _read(request)
-    if raw.x.dtype.kind == "f" and float(np.abs(raw.x).max()) > LARGEST:
-        row = int((np.abs(raw.x).reshape(len(raw.x), -1) > LARGEST).any(axis=1).argmax())
-        raise DataError(
-            f"{request.data.path}: sample {row + 1} holds a number beyond {LARGEST:g}; is it a missing value? "
-            "Correct it"
-        )
+    for values in (raw.x, raw.targets):
+        if values is not None and values.dtype.kind == "f" and float(np.abs(values).max(initial=0.0)) > LARGEST:
+            row = int((np.abs(values).reshape(len(values), -1) > LARGEST).any(axis=1).argmax())
+            raise DataError(
+                f"{request.data.path}: sample {row + 1} holds a number beyond {LARGEST:g}; is it a missing value? "
+                "Correct it"
+            )
+    if request.task == "multilabel" and raw.targets is not None:
+        wrong = np.argwhere((raw.targets != 0) & (raw.targets != 1))
+        if len(wrong):
+            row, place = wrong[0].tolist()
+            raise DataError(
+                f"{request.data.path}: sample {row + 1} has {raw.targets[row, place]:g} for the label "
+                f"{listed(raw.target_names[place : place + 1])}; a label is 0 or 1: correct it"
+            )
     return raw
 
 
@@ -119,10 +141,10 @@ def _read(request: DataRequest) -> Raw:
     if not path.is_file():
         raise DataError(f"{path} is a pipe or a device and must be a regular file; write the samples to a file first")
     if kind == "csv":
-        return _of_table(read_csv(path, request.wanted, request.most_bytes))
+        return _of_table(read_csv(path, request.wanted, request.most_bytes), request)
     try:
         if kind == "parquet":
-            return _of_table(_read_parquet(path, request))
+            return _of_table(_read_parquet(path, request), request)
         arrays = _read_npz(path, request) if kind == "npz" else _read_safetensors(path, request)
     except DataError:
         raise
@@ -137,8 +159,10 @@ def _short(error: Exception) -> str:
     return printable(" ".join(str(error).split()), 200) or "no reason given"
 
 
-def _of_table(table: Columns) -> Raw:
-    return Raw("table", table.values, table.labels, table.names, table.dropped)
+def _of_table(table: Columns, request: DataRequest) -> Raw:
+    targets, features = request.targets, len(table.names) - len(request.targets)
+    raw = Raw("table", table.values[:, :features], table.labels, table.names[:features], table.dropped)
+    return replace(raw, targets=table.values[:, features:], target_names=targets) if targets else raw
 
 
 def _read_parquet(path: Path, request: DataRequest) -> Columns:
@@ -227,30 +251,69 @@ def _from_factory(request: DataRequest) -> Raw:
 
 def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: DataRequest) -> Raw:
     """Check arrays x and y, and make them samples."""
-    tokens, y = arrays.get("tokens"), arrays.get("y")
+    tokens, y, series = arrays.get("tokens"), arrays.get("y"), request.task == "forecasting"
     x = arrays.get("x") if tokens is None else tokens
+    if series:
+        x = _columns_of_series(what, x, y)
+    elif not request.labelled:
+        y = None
     if x is None or (y is None and request.labelled):
         raise DataError(f'{what} has no array "{"x" if x is None else "y"}"; it must have x (n, ...) and y (n,)')
     if x.dtype.kind not in "fiub":
         raise DataError(f"{what}: x must hold numbers, got {x.dtype}")
     if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.min(initial=0) < 0):
         raise DataError(f"{what}: tokens must be integers >= 0 of shape (n, T), got {tokens.dtype} of shape {x.shape}")
-    if x.ndim < 2 or x.ndim > 5 or 0 in x.shape:
+    if x.ndim < 2 or x.ndim > 5 or 0 in x.shape[: 1 if series else None]:
         raise DataError(f"{what}: x must have a shape (n, ...) with 2 to 5 dimensions, none empty, got {x.shape}")
-    if y is not None and y.shape != (len(x),):
-        raise DataError(f"{what}: y must have one entry per sample, ({len(x)},), got {y.shape}")
+    several = request.task == "multilabel"
+    if y is not None and (y.ndim != (2 if several else 1) or len(y) != len(x)):
+        form = f"one row per sample, ({len(x)}, labels)" if several else f"one entry per sample, ({len(x)},)"
+        raise DataError(f"{what}: y must have {form}, got {y.shape}")
     _check_bytes(what, x.size * 8, request)
     finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{what}: sample {int((~finite).argmax())} of x is not finite; remove it, or correct it")
-    labels = None if y is None else _labels(what, y, arrays.get("classes"), request.numbers)
+    labels, targets, classes = None, None, arrays.get("classes")
+    target_names: tuple[str, ...] = ()
+    if y is not None and request.task == "classification":
+        labels = _labels(what, y, classes)
+    elif y is not None:
+        targets, target_names = _targets(what, y, classes, request)
+    named, images = _names(what, x, arrays.get("features"), request), _as_images(x)
+    if named is None and series:
+        named = tuple(f"x{place}" for place in range(x.shape[1])), list(range(x.shape[1]))
     if tokens is not None:
-        return Raw("tokens", x.astype(np.int64), labels)
-    named = _names(what, x, arrays.get("features"), request)
-    if named is not None:
-        return Raw("table", x[:, named[1]].astype(np.float64), labels, named[0])
-    images = _as_images(x)
-    return Raw("array", x, labels) if images is None else Raw("images", images, labels)
+        raw = Raw("tokens", x.astype(np.int64), labels)
+    elif named is not None:
+        raw = Raw("table", x[:, named[1]].astype(np.float64), labels, named[0])
+    else:
+        raw = Raw("array", x, labels) if images is None else Raw("images", images, labels)
+    return replace(raw, targets=targets, target_names=target_names)
+
+
+def _columns_of_series(what: str, x: np.ndarray | None, y: np.ndarray | None) -> np.ndarray:
+    """Return the columns (n, features) beside a series y (n,), which needs none."""
+    if y is None or y.ndim != 1:
+        raise DataError(
+            f"{what}: a forecast needs an array y (n,), a number for every time, and may have x (n, features)"
+        )
+    if x is None:
+        return np.zeros((len(y), 0))
+    if x.ndim != 2:
+        raise DataError(f"{what}: x must have shape (n, features), a row for every time, got {x.shape}")
+    return x
+
+
+def _targets(
+    what: str, y: np.ndarray, names: np.ndarray | None, request: DataRequest
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the numbers to predict, (n, targets), and what they are called."""
+    if y.dtype.kind not in "fiub" or not np.isfinite(y).all():
+        raise DataError(f"{what}: y must hold finite numbers, got {y.dtype}; correct them")
+    targets = y.reshape(len(y), -1).astype(np.float64)
+    given = () if names is None else tuple(map(str, names.reshape(-1).tolist()))
+    numbered = tuple(map(str, range(targets.shape[1])))
+    return targets, next((names for names in (given, request.targets) if len(names) == len(numbered)), numbered)
 
 
 def _names(
@@ -265,23 +328,12 @@ def _names(
         return None
     if x.ndim != 2 or len(names) != x.shape[1]:
         raise DataError(f"{what}: {len(names)} names of features do not fit x of shape {x.shape}")
-    _, places = replace(request.wanted, required=False).columns(names, what)
+    _, places = replace(request.wanted, required=False, targets=()).columns(names, what)
     return tuple(names[place] for place in places), places
 
 
-def to_number(label: str) -> float | None:
-    """Read the label of a regression; None where it is no finite number. A comma may be the decimal sign.
-
-    >>> to_number("2.5"), to_number("2,5"), to_number("warm"), to_number("nan")
-    (2.5, 2.5, None, None)
-    """
-    return number(label, decimal_comma=True)
-
-
-def _labels(what: str, y: np.ndarray, classes: np.ndarray | None, numbers: bool) -> list[str]:
+def _labels(what: str, y: np.ndarray, classes: np.ndarray | None) -> list[str]:
     """Write the classes as names: those of `classes`, or the numbers themselves."""
-    if numbers and y.dtype.kind in "fiub":
-        return [repr(float(value)) for value in y]
     if y.dtype.kind == "U":
         return [class_name(value) for value in y.tolist()]
     if y.dtype.kind not in "fiub" or not (np.isfinite(y).all() and (y == np.round(y)).all() and abs(y).max() < 2**53):
@@ -318,7 +370,17 @@ def _from_images(request: DataRequest) -> Raw:
     for place, (file, _) in enumerate(files):
         x[place] = _image(Image, file, shape)
     labels = [name for _, name in files if name is not None]
-    return Raw("images", x, labels or None)
+    if request.task == "classification" or not labels:
+        return Raw("images", x, labels or None)
+    numbers = [number(name, decimal_comma=True) for name in labels]
+    wrong = sorted({name for name, value in zip(labels, numbers, strict=True) if value is None})
+    if request.task != "regression" or wrong:
+        which = f"{listed(wrong)} is none" if request.task == "regression" else f'the task is "{request.task}"'
+        raise DataError(
+            f"{request.path}: subfolders of images name a class, or the number of a regression, and {which}; give the "
+            "samples as a table or as arrays"
+        )
+    return Raw("images", x, None, None, 0, np.array(numbers, np.float64)[:, None], request.targets)
 
 
 def _image_files(request: DataRequest) -> list[tuple[Path, str | None]]:
