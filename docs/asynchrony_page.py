@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -78,7 +78,7 @@ def _table(results: Run) -> str:
             swept[title].setdefault(name, []).append(line[number].text)
     values = [f"{value:g}" for value in axis.values]
     made = [
-        table([f"{title}, at `{axis.key}` =", *values], [[name, *cells] for name, cells in lines.items()])
+        table([f"{title}, by `{axis.key}`", *values], [[name, *cells] for name, cells in lines.items()])
         for title, lines in swept.items()
     ]
     return "\n\n".join(part for part in (*made, _explain_zeros(results)) if part)

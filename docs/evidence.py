@@ -18,7 +18,8 @@ from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.results import stored_run
 from dfca.report.rows import AlgorithmRow, RunReport
-from dfca.report.wording import duration, percent
+from dfca.report.tables import result_tables
+from dfca.report.wording import duration, one_line, percent
 from dfca.runs.store.metric import DASH
 from dfca.runs.store.reading import Run
 
@@ -47,16 +48,17 @@ PAPER = (
     PaperRow("4", "FEMNIST, k = 4", "table4-femnist-k", {"clusters": 4}, ("table2-femnist-hour",)),
 )
 """The rows that have the scale `hour`; Table 3 and the figures are measured at desk scale."""
-DETAILS = ("table3-skew", "theory", "soft", "har", "forecast", "uneven")
-SHOWN = {  # which figures of a result stand on the page
-    "theory": ("contraction", "drift"),
-}
+DETAILS = ("soft", "har", "forecast", "uneven")
+HIDDEN = ("talks to", "all models", "k right", "runs", "time per run", "start MB")
+"""Columns of a report that the page does not need."""
+FIGURES = ("contraction", "drift")
+"""The figures of the theory that stand on the page."""
 NOT_YET = "not yet"
 
 
 def blocks() -> dict[str, Callable[[], str]]:
     """Return the blocks of the page by name."""
-    made: dict[str, Callable[[], str]] = {"paper": paper, "hour": hour}
+    made: dict[str, Callable[[], str]] = {"paper": paper, "hour": hour, "table3-skew": skew, "theory": theory}
     for name in DETAILS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
     return made
@@ -111,24 +113,28 @@ def _measured(row: PaperRow, algorithm: str) -> tuple[Run, AlgorithmRow] | None:
 
 def hour() -> str:
     """Show the rows of the scale `hour` with what the first table leaves out, and their commands."""
-    lines, names = [], list(dict.fromkeys(file for row in PAPER for file in row.files))
-    for name in names:
+    lines, smaller = [], {}
+    for name in dict.fromkeys(file for row in PAPER for file in row.files):
         run = result(name)
         for mine in () if run is None else RunReport.of(run).rows:
             if run is None or mine.partial:
                 continue
+            clients = run.config["clients"]
+            smaller |= {f"`{run.experiment}` with {clients} clients: `{more}`": None} if (more := _smaller(run)) else {}
             lines.append(
                 [
-                    f"`dfca run {run.experiment} --scale hour --algorithms {mine.algorithm}{_smaller(run)}`",
+                    f"`{run.experiment}`",
+                    f"`{mine.algorithm}`",
+                    str(clients),
                     percent(*mine.score),
-                    percent(*mine.all_models),
                     percent(*mine.cluster_accuracy),
                     mine.found,
                     duration(mine.seconds),
                 ]
             )
-    head = ["command", "accuracy %", "all models %", "right cluster %", "all clusters found", "time"]
-    return table(head, lines)
+    head = ["experiment", "algorithm", "clients", "accuracy %", "right cluster %", "all clusters found", "time"]
+    command = "`dfca run EXPERIMENT --scale hour --algorithms ALGORITHM`"
+    return table(head, lines) + f"\n\nCommand: {command}; {'; '.join(smaller)}."
 
 
 def _smaller(run: Run) -> str:
@@ -136,7 +142,7 @@ def _smaller(run: Run) -> str:
     wanted = flatten(load_experiment(run.experiment, "hour").config.values())
     measured = flatten(run.config)
     keys = ("clients", "data.samples_per_client", "data.test_samples_per_client")
-    return "".join(f" --set {key}={measured[key]}" for key in keys if measured.get(key) != wanted.get(key))
+    return " ".join(f"--set {key}={measured[key]}" for key in keys if measured.get(key) != wanted.get(key))
 
 
 def dates() -> str:
@@ -170,11 +176,38 @@ def training(config: Mapping[str, Any]) -> str:
 
 
 def block(name: str) -> str:
-    """Write the size, the table and the pictures of one result."""
+    """Write the size and the table of one result."""
     run = result(name)
     assert run is not None, name
-    parts = [size(name, run), formats.markdown(RunReport.of(run)).strip()]
-    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(name, run)]
+    (shown,) = result_tables(RunReport.of(run))
+    for column in HIDDEN:
+        shown = shown.without(column)
+    head = [one_line(title) for title in shown.columns]
+    lines = [[f"**{text}**" if bold else text for text, bold in row] for row in shown.rows]
+    return f"{size(name, run)}\n\n{table(head, lines)}"
+
+
+def skew() -> str:
+    """Write Table 3 with a column for each kind and strength of the noise, what was published in brackets."""
+    run = result("table3-skew")
+    assert run is not None
+    lines: dict[str, list[str]] = {}
+    places: dict[str, None] = {}
+    for row in RunReport.of(run).rows:
+        places[f"{row.point['data.skew']}, α = {row.point['data.alpha']}"] = None
+        theirs = f" ({100 * row.published.mean:.1f})" if row.published else ""
+        score = f"**{percent(*row.score)}**" if "score" in row.best else percent(*row.score)
+        lines.setdefault(row.algorithm, []).append(score + theirs)
+    cells = [[f"`{name}`", *scores] for name, scores in lines.items()]
+    return f"{size('table3-skew', run)}\n\n{table(['accuracy % (published)', *places], cells)}"
+
+
+def theory() -> str:
+    """Write what was measured of the paper's lemmas, with its figures."""
+    run = result("theory")
+    assert run is not None
+    parts = [size("theory", run), formats.markdown(RunReport.of(run)).strip()]
+    parts += [f"![{drawing.name}](results/{file})\n\n*{drawing.caption}*" for drawing, file in pictures("theory", run)]
     return "\n\n".join(parts)
 
 
@@ -186,10 +219,9 @@ def result(name: str) -> Run | None:
 
 def pictures(name: str, run: Run) -> Iterator[tuple[NamedFigure, str]]:
     """Write the figures of a result that the page shows, as PNG."""
-    wanted = SHOWN.get(name, ())
     PICTURES.mkdir(exist_ok=True)
-    for drawing in draw_all(run) if wanted else ():
-        if drawing.name in wanted:
+    for drawing in draw_all(run):
+        if drawing.name in FIGURES:
             path = PICTURES / f"{name}-{drawing.name}.png"
             for axes in drawing.figure.axes:
                 axes.tick_params(grid_color=FAINT_ON_PAPER)

@@ -71,6 +71,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the links of a page of docs/ that lead out of it; the long table of keys is a page of its own here."""
+    # In tables a number and its deviation stay on one line.
+    markdown = re.sub(r"(?m)^\|.*", lambda row: re.sub(r" ([±→=]) ", "\u00a0\\1\u00a0", row[0]), markdown)
     if page.file.src_uri in PAGES.values():
         return markdown
     return KEYS.sub("They have a page of their own: [Keys of experiment files](keys.md).", relink(markdown, "docs"))
