@@ -113,16 +113,17 @@ def test_a_terminal_without_unicode_shows_a_run(folder: Path) -> None:
 
 
 def nested(*first: str) -> str:
-    return f"[{'.'.join([*first, *['a'] * 50_000])}]\nb = 1\n"
+    """Make a table that is deeper than Python's stack."""
+    return f"[{'.'.join([*first, *['a'] * 5_000])}]\nb = 1\n"
 
 
-@pytest.mark.parametrize("key", [(), ("data",), ("algorithm",), ("scale",), ("grid",), ("world",)])
-def test_deeply_nested_tables_are_refused(key: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "deep.toml").write_text(nested(*key))
-    with pytest.raises(ConfigError, match=r"deep\.toml is not valid TOML: it is nested more than 32 deep"):
-        load_experiment(tmp_path / "deep.toml")
-    with pytest.raises(ConfigError, match="--set takes a key of at most 32 parts, got 50001"):
-        load_experiment("quickstart", overrides=[f"data.{'.'.join(['a'] * 50_000)}=1"])
+def test_deeply_nested_tables_are_refused(tmp_path: Path) -> None:
+    for key in ((), ("data",), ("algorithm",), ("scale",), ("grid",), ("world",)):
+        (tmp_path / "deep.toml").write_text(nested(*key))
+        with pytest.raises(ConfigError, match=r"deep\.toml is not valid TOML: it is nested more than 32 deep"):
+            load_experiment(tmp_path / "deep.toml")
+    with pytest.raises(ConfigError, match="--set takes a key of at most 32 parts, got 5001"):
+        load_experiment("quickstart", overrides=[f"data.{'.'.join(['a'] * 5_000)}=1"])
 
 
 @pytest.mark.parametrize("text", [nested(), f"a = {'[' * 5000}", f"a = {'[' * DEEPEST}{']' * DEEPEST}"])

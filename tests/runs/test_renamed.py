@@ -230,7 +230,7 @@ def test_an_interrupted_old_trial_continues_from_its_checkpoint(ran: Path, tmp_p
 def test_a_sweep_over_an_option_of_it(tmp_path: Path) -> None:
     sweep = {"grid": {"algorithm.dfca-auto.support": [1, 2]}}
     experiment = make_experiment(sweep, algorithms=["dfca-auto"], algorithm={}, rounds=2)
-    run(experiment, tmp_path / "new")
+    run(experiment, tmp_path / "new", workers=1)
     old, heard = make_old(tmp_path / "new", tmp_path / "old"), Listener()
     assert lines_of(old) == lines_of(tmp_path / "new")
     assert dfca.load_run(old).assignments["true_cluster"].notna().all()

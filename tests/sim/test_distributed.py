@@ -26,9 +26,10 @@ ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 
 
-def torchrun(ranks: int, *command: str | Path) -> list[str]:
-    port = ["--master-port", str(free_port())]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *port, *map(str, command)]
+def torchrun(folder: Path, *command: str | Path) -> Forked:
+    """Start two ranks with the launcher. folder: for what they print."""
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
+    return Forked([*launcher, *command], environment(), folder, "launcher")
 
 
 def start_ranks(folder: Path, count: int, *command: str | Path, **variables: str) -> list[Forked]:
@@ -137,9 +138,7 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
     """Rank 0 is killed under torchrun, rank 1 among ranks that were started one by one."""
     run = ["run", write_experiment(tmp_path, rounds=120), "--quiet", "--out"]
     survivor, victim = start_ranks(tmp_path, 2, "-m", "dfca", *run, tmp_path / "killed-1")
-    launcher = subprocess.Popen(
-        torchrun(2, "-m", "dfca", *run, tmp_path / "killed-0"), env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    launcher = torchrun(tmp_path, "-m", "dfca", *run, tmp_path / "killed-0")
     running, deadline = {"killed-0": launcher, "killed-1": survivor}, time.monotonic() + 120
     while running:  # each as soon as it has stored something: neither may come to its end
         for name, process in list(running.items()):
@@ -166,11 +165,11 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
 def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     run = ["run", write_experiment(tmp_path, rounds=100_000), "--quiet", "--out", tmp_path / "run"]
-    launcher = subprocess.Popen(torchrun(2, "-m", "dfca", *run), env=environment(), stderr=subprocess.DEVNULL)
+    launcher = torchrun(tmp_path, "-m", "dfca", *run)
     wait_until(lambda: bool(list((tmp_path / "run" / "checkpoint" / "dfca-li-0").glob("round-*.json"))))
     ranks = [find_rank(launcher.pid, rank) for rank in range(2)]
     launcher.kill()
-    launcher.wait()
+    launcher.communicate()
     try:
         wait_until(lambda: not any(map(runs, ranks)))
     finally:
