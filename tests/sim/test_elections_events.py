@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,14 @@ from toy import make_toy_setting, make_toy_split
 from dfca import DataOptions, algorithms, make_split
 from dfca.core.rules.election import ElectionOptions
 from dfca.peer.peer import Peer
-from dfca.peer.records.messages import LARGE, Hello, scalars
+from dfca.peer.records.messages import LARGE, Call, Hello, Open, scalars
+from dfca.peer.waves.deadline import AnswerTime
+from dfca.peer.waves.election import Election
+from dfca.peer.waves.wave import NO_WAVE
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World, preset
+from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.rounds.simulation import Simulation
 
 LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)
@@ -76,6 +81,51 @@ def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(clusters: 
     assert row["start_bytes"] == expected.models_sent * row["model_bytes"]
     assert sum(sent) == pytest.approx(expected.scalars_sent, rel=0.02)
     assert len(expected.turns) > 1
+
+
+WAVES = {
+    "random": nx.erdos_renyi_graph(60, 0.1, seed=3),
+    "dense": nx.complete_graph(20),
+    "path": nx.path_graph(25),
+    "star": nx.star_graph(12),
+    "tree": nx.balanced_tree(2, 4),
+    "two": nx.path_graph(2),
+    "one": nx.empty_graph(1),
+}
+
+
+def play_wave(graph: nx.Graph, seed: int, call: Call | None) -> tuple[dict[int, int | None], int]:
+    """Let the peers' own machines begin a wave; returns the parents in its tree, and the scalars that were sent."""
+    nobody: dict[str, Any] = {"quorum": 1.0, "answer_time": AnswerTime(1.0), "size": 0, "dtype": torch.float32}
+    options, links = ElectionOptions(), {i: set(graph.neighbors(i)) for i in sorted(graph)}
+    peers = {i: Election(i, seed, 0, None, options, call=call, links=links[i], base=(), **nobody) for i in links}
+    under_way: deque[tuple[int, int, Any]] = deque()
+    total = 0
+
+    def take_from(i: int) -> int:
+        sent, _ = peers[i].drain()
+        under_way.extend((i, to, message) for to, message in sent)
+        return sum(scalars(message) for _, message in sent)
+
+    for i, peer in peers.items():
+        peer.begin(0.0)
+        total += take_from(i)
+    while under_way:
+        sender, receiver, message = under_way.popleft()
+        peers[receiver].receive(sender, message, 0.0)
+        total += take_from(receiver)
+    return {i: peer.parent for i, peer in peers.items()}, total
+
+
+@pytest.mark.parametrize("call", [None, Call((0, 1), 0)])
+@pytest.mark.parametrize("graph", WAVES)
+def test_the_wave_that_is_counted_is_that_of_the_peers(graph: str, call: Call | None) -> None:
+    for seed, part in enumerate(nx.connected_components(WAVES[graph])):
+        clients = WAVES[graph].subgraph(part)
+        parents, sent = play_wave(clients, seed, call)
+        opening = (len(clients) - 1) * scalars(Open(NO_WAVE, 0, (), 0 if call is None else None))
+        cost = ElectionCost(clients, seed, call)
+        assert (cost._parents, cost.wave) == (parents, sent + opening)
 
 
 @pytest.mark.parametrize("loss", [0.2, 0.5])

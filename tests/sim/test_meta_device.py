@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import dfca
-from dfca.core.learning.local import Drawn, TrainingSet, draw_steps, local_steps, losses
+from dfca.core.learning.inputs import Lazy, sent
+from dfca.core.learning.local import Drawn, TrainingSet, batch_at, draw_steps, local_steps, losses
 from dfca.core.learning.optimisers import State, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.method import LocalOptions
@@ -55,3 +56,25 @@ def test_a_state_from_a_checkpoint_moves_to_the_device(options: dict[str, Any]) 
     theta = [torch.zeros(3, device=META)]
     make_stepper(theta, local, [0.0], state=state)([torch.ones(3, device=META)])
     assert {tensor.device for tensor in state.values() if tensor.dim()} == {META}
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cuda", 1), ("cuda:1", 1), ("cpu", 0), ("meta", 0), ("mps", 0)])
+def test_batches_are_copied_to_cuda_out_of_pinned_memory(
+    device: str, pinned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins, copies = [], []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: pins.append(batch) or batch)
+    monkeypatch.setattr(torch.Tensor, "to", lambda batch, *to, **how: copies.append((*to, how)) or batch)
+    lazy = Lazy(
+        lambda rows, round, epoch: [torch.ones(3)] * len(rows), torch.arange(2), (3,), torch.float32, True, device
+    )
+    assert lazy.now(0).shape == (2, 3)
+    batches = torch.tensor([[[0, 1, 2], [3, -1, -1]]] * 2)
+    assert [batch_at(batches, step, torch.device(device)).shape[1] for step in range(2)] == [3, 1]
+    assert len(pins) == 3 * pinned
+    how = {"non_blocking": True}
+    assert copies == [(device, None, how), *[(torch.device(device), None, how)] * 2]
+
+
+def test_what_is_on_a_device_is_not_pinned() -> None:
+    assert sent(torch.zeros(2, device=META), META, torch.float64).dtype == torch.float64

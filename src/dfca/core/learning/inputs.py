@@ -83,7 +83,8 @@ class Lazy:
         read = self.read(self.rows, round, epoch)
         if not read:
             return torch.empty(0, *self.sample, dtype=self.dtype)
-        return moved(torch.stack(read), self.device, self.kind)
+        x = torch.stack(read)
+        return sent(x, self.device, self.kind if x.is_floating_point() else None)
 
 
 Samples = Tensor | Inputs
@@ -117,6 +118,13 @@ def moved(x: AnySamples, device: torch.device | str, dtype: torch.dtype | None =
     if isinstance(x, Lazy):
         return replace(x, device=device, kind=dtype or x.kind)
     return change(x, lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
+
+
+def sent(batch: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy a batch of the host to a device: to CUDA out of pinned memory, so that the host does not wait for it."""
+    if torch.device(device).type == "cuda" and batch.device.type == "cpu":
+        batch = batch.pin_memory()
+    return batch.to(device, dtype, non_blocking=True)
 
 
 def shape_of(x: Samples) -> Any:

@@ -27,6 +27,7 @@ from dfca.core.learning.dense import (
 )
 from dfca.core.learning.images import augmented, draw_changes
 from dfca.core.learning.inputs import Samples as Inputs
+from dfca.core.learning.inputs import sent
 from dfca.core.learning.layers import Mode
 from dfca.core.learning.optimisers import State, make_stepper
 from dfca.core.learning.params import FlatModel
@@ -134,13 +135,14 @@ def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator
     return order[:needed].view(options.steps, size)
 
 
-def batch_at(batches: Tensor, step: int) -> Tensor:
-    """Return the samples of a step: batches (steps, b) or (C, steps, b) -> (b,) or (C, b), without NO_SAMPLE."""
+def batch_at(batches: Tensor, step: int, device: torch.device) -> Tensor:
+    """Return the samples of a step on a device: batches (steps, b) or (C, steps, b) -> (b,) or (C, b), without
+    NO_SAMPLE."""
     batch = batches.select(-2, step)
     first = batch if batch.dim() == 1 else batch[0]
-    if int(first[-1]) != NO_SAMPLE:
-        return batch
-    return batch[..., : int((first != NO_SAMPLE).sum())]  # all clients of a stack have equally many samples
+    if int(first[-1]) == NO_SAMPLE:
+        batch = batch[..., : int((first != NO_SAMPLE).sum())]  # all clients of a stack have equally many samples
+    return sent(batch, device)
 
 
 class Drawn(NamedTuple):
@@ -155,7 +157,7 @@ class Drawn(NamedTuple):
         """Stack what is drawn for clients with equally many samples; batches stay on the CPU, which looks at them."""
         batches = [one.batches for one in drawn if one.batches is not None]
         changes = [one.changes for one in drawn if one.changes is not None]
-        return cls(torch.stack(batches) if batches else None, torch.stack(changes).to(device) if changes else None)
+        return cls(torch.stack(batches) if batches else None, sent(torch.stack(changes), device) if changes else None)
 
 
 def draw_steps(samples: int, options: LocalOptions, seed: int, *names: int) -> Drawn:
@@ -241,7 +243,7 @@ def local_steps_(
         else:
             x_step, y_step, weights = x, y, data.weights
             if batches is not None:
-                batch = batch_at(batches, step)
+                batch = batch_at(batches, step, y.device)
                 x_step, y_step, weights = x[batch], y[batch], None if weights is None else weights[batch]
             if options.augment is not None and data.changes is not None and isinstance(x_step, Tensor):
                 x_step = augmented(x_step, data.changes[step], options.augment)
@@ -381,7 +383,7 @@ def _dense_steps_(
             whole = whole._replace(x=other.flatten(1), products=None)
         batch = whole
         if batches is not None:
-            chosen = batch_at(batches, step).to(data.y.device)
+            chosen = batch_at(batches, step, data.y.device)
             share: Tensor | float = 1 / chosen.shape[-1]
             if weights is not None:
                 share = take(weights, chosen)[..., None] * share

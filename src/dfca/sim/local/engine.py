@@ -669,7 +669,7 @@ class Engine:
         for step in range(options.steps_of(y.shape[1])):
             x_step, y_step = x, y
             if indices is not None:
-                batch = batch_at(indices, step).to(x.device)
+                batch = batch_at(indices, step, x.device)
                 x_step, y_step = x[rows, batch], y[rows, batch]
                 shares = shares if weights is None else weights[rows, batch] / batch.shape[1]
             if options.augment is not None and changes is not None:

@@ -102,7 +102,7 @@ class Electorate:
         self._on_votes: list[Tensor] = []  # the same on the voting part
         self._new: tuple[list[Tensor], list[Tensor]] = ([], [])  # both, of the model that is looked at: (1, n_i)
         self.centres = 0
-        self.cost = ElectionCost(graph, setup.seed, setup.options, call)
+        self.cost = ElectionCost(graph, setup.seed, call)
 
     def use_banks(self, banks: Tensor, slots: Sequence[int]) -> None:
         """Take the clients' own models of some clusters as centres: banks (m, L, P) of the members of this rank."""

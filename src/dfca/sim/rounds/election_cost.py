@@ -1,21 +1,18 @@
 """What an election costs where every message arrives at once: the numbers that travel besides models.
 
-The wave is played by the peers' own machines, without samples; what the turns send follows from its tree.
+The wave is that of the peers' own machines (`peer.waves.wave`), as tests hold it; what the turns send follows from its
+tree.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Collection
 
 import networkx as nx
-import torch
 
-from dfca.core.rules.election import ElectionOptions, no_votes
-from dfca.peer.records.messages import Bid, Call, Decision, Key, Open, Stand, Turn, Votes, scalars
-from dfca.peer.waves.deadline import AnswerTime
-from dfca.peer.waves.election import Election
+from dfca.core.rules.election import lot, no_votes
+from dfca.peer.records.messages import Bid, Call, Count, Decision, Key, Open, Probe, Stand, Turn, Votes, scalars
 
 _KEY = Key(0, 0, 0, 0, 0)
 
@@ -23,13 +20,13 @@ _KEY = Key(0, 0, 0, 0, 0)
 class ElectionCost:
     """The cost of an election in a connected graph: `wave` to build the tree and to open, `turn` per candidate."""
 
-    def __init__(self, graph: nx.Graph, seed: int, options: ElectionOptions, call: Call | None = None) -> None:
+    def __init__(self, graph: nx.Graph, seed: int, call: Call | None = None) -> None:
         self.clients = len(graph)
-        peers, self.wave = _play_wave(graph, seed, options, call)
+        self._parents, probes, counts = _play_wave(graph, seed)
+        self.wave = probes * scalars(Probe(_KEY, (), call)) + counts * scalars(Count(_KEY, 0, 0, ()))
         self.wave += (self.clients - 1) * scalars(Open(_KEY, 0, (), 0 if call is None else None))
-        self._parents = {i: peer.parent for i, peer in peers.items()}
         self._depths: dict[int, int] = {}
-        for i in peers:
+        for i in self._parents:
             path = [i]
             while path[-1] not in self._depths and (above := self._parents[path[-1]]) is not None:
                 path.append(above)
@@ -55,39 +52,34 @@ class ElectionCost:
         )
 
 
-def _play_wave(
-    graph: nx.Graph, seed: int, options: ElectionOptions, call: Call | None
-) -> tuple[dict[int, Election], int]:
-    """Let everybody begin a wave at once, and deliver all that is sent in order; returns the peers, and the scalars."""
-    nobody = {"quorum": 1.0, "answer_time": AnswerTime(1.0), "size": 0, "dtype": torch.float32, "base": ()}
-    peers = {
-        i: Election(i, seed, 0, None, options, call=call, links=set(graph.neighbors(i)), **nobody)  # type: ignore[arg-type]
-        for i in sorted(graph)
-    }
-    under_way: deque[tuple[int, int, object]] = deque()
-    total = 0
+def _play_wave(graph: nx.Graph, seed: int) -> tuple[dict[int, int | None], int, int]:
+    """Let everybody begin a wave at once, and deliver all that is sent in order; returns the parents in the tree of the
+    best one, and how many probes and counts were sent.
 
-    def drain(i: int) -> None:
-        nonlocal total
-        counted, size = None, 0
-        for to, message in peers[i].out:
-            if message is not counted:  # most go to all neighbours
-                counted, size = message, scalars(message)
-            total += size
-            under_way.append((i, to, message))
-        peers[i].out = []
-
-    collected = gc.isenabled()
-    gc.disable()  # it would look at all queued messages again and again: 40 % of the time at N = 8,000
-    try:
-        for i, peer in peers.items():
-            peer.begin(0.0)
-            drain(i)
-        while under_way:
-            sender, receiver, message = under_way.popleft()
-            peers[receiver].receive(sender, message, 0.0)
-            drain(receiver)
-    finally:
-        if collected:
-            gc.enable()
-    return peers, total
+    About N log N messages: a client joins about log N waves before the best one reaches it. Whoever has heard of its
+    wave from all neighbours sends its parent a count.
+    """
+    ids = sorted(graph)
+    place = {client: i for i, client in enumerate(ids)}
+    neighbours = [sorted(place[neighbour] for neighbour in graph.neighbors(client)) for client in ids]
+    joined = [0] * len(ids)  # the wave that a client is in: the larger wins
+    for rank, client in enumerate(sorted(ids, key=lambda client: (-lot(seed, client), client))):
+        joined[place[client]] = rank
+    heard, parents = [0] * len(ids), [-1] * len(ids)
+    under_way = deque(zip(range(len(ids)), joined, neighbours, strict=True))
+    probes, counts = 2 * graph.number_of_edges(), 0
+    while under_way:
+        sender, wave, receivers = under_way.popleft()
+        for i in receivers:
+            if wave < joined[i]:
+                continue
+            if wave > joined[i]:
+                joined[i], parents[i], heard[i] = wave, sender, 0
+                others = [neighbour for neighbour in neighbours[i] if neighbour != sender]
+                under_way.append((i, wave, others))
+                probes += len(others)
+            heard[i] += 1
+            if heard[i] == len(neighbours[i]) and parents[i] >= 0:
+                under_way.append((i, wave, [parents[i]]))
+                counts += 1
+    return {ids[i]: None if above < 0 else ids[above] for i, above in enumerate(parents)}, probes, counts

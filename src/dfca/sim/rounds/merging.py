@@ -245,7 +245,7 @@ class SurveyRounds:
         setting = self.start.setting
         if number not in self._waves:
             graph, call = setting.graph.subgraph(self.parts[number]), Call((), len(self.closed))
-            self._waves[number] = ElectionCost(graph, setting.seed, setting.algorithm.election, call).wave
+            self._waves[number] = ElectionCost(graph, setting.seed, call).wave
         polled, asked = sum(map(len, heard)), 2 * len(heard.slots)
         down = len(plan.empty) + sum(map(len, plan.merges))
         return self._waves[number] + (len(self.parts[number]) - 1) * (3 * KEY_SCALARS + polled + asked + sums + down)
