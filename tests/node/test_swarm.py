@@ -172,7 +172,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 
 
 def test_a_second_signal_kills_processes_that_do_not_end(tmp_path: Path) -> None:
-    fleet = ProcessFleet(make_plan(experiment(), 2, tmp_path, NullSink()))
+    fleet = ProcessFleet(make_plan(experiment(), tmp_path, NullSink()))
     for node in fleet.nodes:
         node.process = subprocess.Popen([sys.executable, "-SEc", STUBBORN], stdout=subprocess.PIPE)
         assert node.process.stdout is not None

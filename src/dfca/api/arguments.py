@@ -89,7 +89,6 @@ class Numbers(StepTable, RunLength):
     device: str = option(default="cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
 
     def local(self) -> LocalOptions:
-        """Return how clients train."""
         return self.options(self.augment, batch_size=None if self.batch_size == "full" else self.batch_size)
 
     def every(self) -> int:

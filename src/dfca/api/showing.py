@@ -64,7 +64,6 @@ def plot(results: Sequence[Result], measure: str | None, against: Against, width
 
 
 def to_latex(results: Sequence[Result], columns: Sequence[str], caption: str, paper_names: bool) -> str:
-    """Write the table of results in LaTeX."""
     report = RunReport.of(run_of(results))
     return latex(report.with_paper_names() if paper_names else report, TableOptions(columns, caption))
 

@@ -43,7 +43,6 @@ class Compared(NamedTuple):
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the two differ beyond chance."""
         return self.verdict in ("better", "worse")
 
 

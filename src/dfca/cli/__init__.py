@@ -19,10 +19,10 @@ from typer.core import TyperGroup
 
 from dfca import __version__
 from dfca.base.errors import DfcaError, RankLost
-from dfca.cli import catalogue, cite, data, export, faults, keys, node, repair, replay, report, run, swarm, watch
+from dfca.cli import catalogue, data, faults, folder, keys, node, report, run, swarm, watch
 from dfca.cli.usage import explain_usage
 
-GROUPS = (run, watch, swarm, catalogue, report, cite, repair, export, replay, faults, data, node, keys)
+GROUPS = (run, watch, swarm, catalogue, report, folder, faults, data, node, keys)
 INTERRUPTED = 130
 TYPED = "dfca.typed"
 """Where a context keeps the words of the command line."""
@@ -73,7 +73,6 @@ for group in GROUPS:
 
 
 def main() -> None:
-    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?"

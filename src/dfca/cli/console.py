@@ -11,7 +11,6 @@ WIDTH_OF_FILES = 120
 
 
 def make_console() -> Console:
-    """Make the console for standard output."""
     console = Console()
     # A file has no width: leave room for the tables.
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_FILES)

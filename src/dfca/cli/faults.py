@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -132,18 +132,16 @@ def _check(job: tuple["AnyWorld", float | None]) -> tuple["AnyWorld", str | None
     import torch
 
     from dfca.faults.check import check_world, shrink
+    from dfca.faults.node.run import check_node_world, shrink_node_world
     from dfca.faults.node.world import NodeWorld
 
     torch.set_num_threads(1)  # the tensors are tiny
     world, end = job
     if end is not None and time.monotonic() >= end:
         return None
-    if isinstance(world, NodeWorld):
-        from dfca.faults.node.run import check_node_world, shrink_node_world
-
-        problem = check_node_world(world)
-        smallest_node = world if problem is None else shrink_node_world(world, SHRINK_S)
-        return smallest_node, problem and (check_node_world(smallest_node) or problem)
-    problem = check_world(world)
-    smallest = world if problem is None else shrink(world, SHRINK_S)
-    return smallest, problem and (check_world(smallest) or problem)
+    check: Any
+    smaller: Any
+    check, smaller = (check_node_world, shrink_node_world) if isinstance(world, NodeWorld) else (check_world, shrink)
+    problem = check(world)
+    smallest = world if problem is None else smaller(world, SHRINK_S)
+    return smallest, problem and (check(smallest) or problem)

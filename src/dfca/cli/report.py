@@ -1,4 +1,4 @@
-"""`dfca report`: the tables, pages and figures of runs."""
+"""`dfca report`: the tables, pages and figures of runs; `dfca cite`: what to cite."""
 
 import sys
 from collections.abc import Sequence
@@ -108,6 +108,19 @@ def report(
         print_report(console, shown, options)
         if path.is_dir() and not together:
             _print_page(console, results)
+
+
+@commands.command()
+def cite() -> None:
+    """Print the BibTeX entries of the paper and of this software.
+
+    [bold]Example[/bold]
+
+      dfca cite >> references.bib
+    """
+    from dfca.report.paper.citation import bibtex
+
+    print(bibtex(), end="")
 
 
 def print_run(console: "Console", run: "Run") -> None:

@@ -58,7 +58,6 @@ class LocalConfig(StepTable):
     )
 
     def options(self, augment: Augment | None = None, **changes: Any) -> LocalOptions:
-        """Return the options of the core."""
         return super().options(augment, batch_size=None if self.batch_size == "full" else self.batch_size, **changes)
 
 

@@ -103,11 +103,9 @@ class TrialGroup:
 
     @property
     def trials(self) -> list[Trial]:
-        """Return the trials in their order."""
         return [self.trial(name) for name in self.algorithms]
 
     def trial(self, algorithm: str) -> Trial:
-        """Return the trial of an algorithm."""
         return Trial(algorithm, self.seed, self.point)
 
 

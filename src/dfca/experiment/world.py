@@ -61,7 +61,6 @@ class PartialTable(Table):
         super().__init_subclass__()
 
     def given(self) -> dict[str, Any]:
-        """Return the keys that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -110,7 +109,6 @@ class LinkConfig(PartialTable, of=Link):
     )
 
     def over(self, below: Link) -> Link:
-        """Lay what is given over the preset's."""
         given = self.given()
         if self.bandwidth_bytes_s is not None:
             given["bandwidth_bytes_s"] = _number(self.bandwidth_bytes_s)
@@ -137,7 +135,6 @@ class ChurnConfig(PartialTable, of=Churn):
             )
 
     def over(self, below: Churn) -> Churn:
-        """Lay what is given over the preset's."""
         given = self.given()
         away = given.pop("away", None)
         churn = below.changed(**given)
@@ -247,7 +244,6 @@ class ClockConfig(ClockOptions, kw_only=True):
     )
 
     def event_options(self, rounds: int) -> EventOptions:
-        """Return what the simulator is asked for."""
         return self.narrowed(EventOptions, rounds=rounds)
 
 

@@ -107,7 +107,6 @@ class AlgorithmRow:
 
     @property
     def informed(self) -> bool:
-        """Whether it knows the true clusters."""
         return self.kind.informed
 
     @property
@@ -190,7 +189,6 @@ class RunReport:
 
     @property
     def metric(self) -> ShownMetric:
-        """What the rows are scored by."""
         return metric_of_rows(self.rows)
 
     def with_paper_names(self) -> Self:
@@ -203,7 +201,6 @@ class RunReport:
 
 
 def metric_of_rows(rows: Sequence[AlgorithmRow]) -> ShownMetric:
-    """Return the metric that rows show."""
     return rows[0].metric if rows else ACCURACY
 
 

@@ -63,7 +63,6 @@ class TextTable(NamedTuple):
 
     @property
     def bold(self) -> bool:
-        """Whether anything is set in bold."""
         return any(cell.bold for row in self.rows for cell in row)
 
     def without(self, column: str) -> TextTable:

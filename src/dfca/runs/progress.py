@@ -44,7 +44,6 @@ class Bars(NullSink):
         self._progress.stop()
 
     def note(self, text: str, group: TrialGroup | None = None) -> None:
-        """Print a note above the bars."""
         self._console.print(Text(f"· {text}", style="dim"), soft_wrap=not self._live)
 
     def start_run(self, trials: Sequence[Trial], finished: int) -> None:
@@ -62,7 +61,6 @@ class Bars(NullSink):
         self._tasks[trial.key] = (task, 0.0)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
-        """Show the bar of a trial."""
         if trial.key in self._tasks:
             self._progress.remove_task(self._tasks[trial.key][0])
         done, count = _place(trial, round, time_s)
@@ -89,7 +87,6 @@ class Bars(NullSink):
         self._end(trial, f"{result}, {row.seconds:.1f} s", self._live)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
-        """Count the trial and print why it failed."""
         self._end(trial, f"failed: {error}", False)
 
     def _end(self, trial: Trial, result: str, silent: bool) -> None:

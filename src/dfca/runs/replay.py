@@ -78,7 +78,6 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
 
 
 def trace_of(folder: Path, trial: Trial) -> Path:
-    """Return where the trace of a trial is."""
     return trial.file(folder / "trace", ".jsonl")
 
 

@@ -87,16 +87,21 @@ class FolderSink(NullSink):
         self._folder = folder
 
     def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
-        """Store the graph."""
         self._folder.store_topology(group.point, group.seed, graph)
 
     def finish_trial(self, trial: Trial, row: TrialRow) -> None:
-        """Put the row into the summary."""
         self._folder.finish(trial, row.stored)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
-        """Put the error into the summary."""
         self._folder.fail(trial, error)
+
+
+def _to_all(name: str) -> Any:
+    def call(self: Broadcast, *values: Any) -> None:
+        for sink in self._sinks:
+            getattr(sink, name)(*values)
+
+    return call
 
 
 class Broadcast(RunSink):
@@ -111,9 +116,14 @@ class Broadcast(RunSink):
         self._noted: set[str] = set()
         self._first: TrialGroup | None = None
 
-    def start_run(self, trials: Sequence[Trial], finished: int) -> None:
-        for sink in self._sinks:
-            sink.start_run(trials, finished)
+    start_run = _to_all("start_run")
+    start_group = _to_all("start_group")
+    prepare_trial = _to_all("prepare_trial")
+    start_trial = _to_all("start_trial")
+    finish_round = _to_all("finish_round")
+    finish_trial = _to_all("finish_trial")
+    fail_trial = _to_all("fail_trial")
+    end_run = _to_all("end_run")
 
     def note(self, text: str, group: TrialGroup | None = None) -> None:
         self._first = self._first or group
@@ -125,34 +135,6 @@ class Broadcast(RunSink):
             where.append(f"seed {group.seed}")
         for sink in self._sinks:
             sink.note(f"{', '.join(where)}: {text}" if where else text)
-
-    def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
-        for sink in self._sinks:
-            sink.start_group(group, graph)
-
-    def prepare_trial(self, trial: Trial) -> None:
-        for sink in self._sinks:
-            sink.prepare_trial(trial)
-
-    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
-        for sink in self._sinks:
-            sink.start_trial(trial, round, time_s)
-
-    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
-        for sink in self._sinks:
-            sink.finish_round(trial, round, metrics, time_s)
-
-    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
-        for sink in self._sinks:
-            sink.finish_trial(trial, row)
-
-    def fail_trial(self, trial: Trial, error: str) -> None:
-        for sink in self._sinks:
-            sink.fail_trial(trial, error)
-
-    def end_run(self) -> None:
-        for sink in self._sinks:
-            sink.end_run()
 
 
 class PipeSink(NullSink):

@@ -73,7 +73,6 @@ class Timeline:
         self.over = False  # nothing more can be added
 
     def add(self, records: Iterable[Line]) -> None:
-        """Take in what happened."""
         for record in records:
             time, kind, i, peer = record[:4]
             if time > self.end_s:
@@ -140,7 +139,6 @@ class Timeline:
         return {"begin_s": self.begin_s, "end_s": self.end_s, "lanes": lanes, "spans": spans, "arrows": arrows}
 
     def state(self) -> JsonObject:
-        """Return everything that a checkpoint needs."""
         return {
             "spans": self._spans,
             "arrows": self._arrows,

@@ -77,16 +77,13 @@ class Tracker(RunSink):
         self._opened = True
 
     def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
-        """Store the numbers of an evaluated round."""
         if metrics is not None and trial.key in self._open:
             self._try(lambda: self.log(self._open[trial.key], round, numbers_of(metrics)))
 
     def finish_trial(self, trial: Trial, row: TrialRow) -> None:
-        """Close the run of the trial."""
         self._close(trial.key, failed=False)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
-        """Close the run of the trial as failed."""
         self._close(trial.key, failed=True)
 
     def end_run(self) -> None:
@@ -126,13 +123,11 @@ class TensorBoard(Tracker):
         return writer
 
     def log(self, run: Any, round: int, numbers: Mapping[str, float]) -> None:
-        """Write one scalar per number."""
         for name, value in numbers.items():
             run.add_scalar(name, value, round)
         run.flush()
 
     def close(self, run: Any, failed: bool) -> None:
-        """Close the files."""
         run.close()
 
 
@@ -142,7 +137,6 @@ class Wandb(Tracker):
     name = module = extra = "wandb"
 
     def open(self, trial: Trial, round: int) -> Any:
-        """Begin a run beside those that are open."""
         wanted = {
             "project": PROJECT,
             "name": trial.name,
@@ -157,11 +151,9 @@ class Wandb(Tracker):
         return self.library.init(**wanted)
 
     def log(self, run: Any, round: int, numbers: Mapping[str, float]) -> None:
-        """Log all numbers as one step."""
         run.log(dict(numbers), step=round)
 
     def close(self, run: Any, failed: bool) -> None:
-        """Finish the run."""
         if "exit_code" in inspect.signature(run.finish).parameters:
             run.finish(exit_code=1 if failed else 0)
         else:
@@ -200,13 +192,11 @@ class Mlflow(Tracker):
         return run
 
     def log(self, run: Any, round: int, numbers: Mapping[str, float]) -> None:
-        """Log all numbers in one call."""
         now = int(time.time() * 1000)
         metric = self.library.entities.Metric
         self._client.log_batch(run, metrics=[metric(name, value, now, round) for name, value in numbers.items()])
 
     def close(self, run: Any, failed: bool) -> None:
-        """End the run."""
         self._client.set_terminated(run, status="FAILED" if failed else "FINISHED")
 
 

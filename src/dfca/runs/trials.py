@@ -128,7 +128,6 @@ class RoundsTrial:
 
     @property
     def flat(self) -> FlatModel:
-        """The architecture."""
         return self.simulation.flat
 
     @property
@@ -278,7 +277,6 @@ class Workload:
         return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
-        """Make the setting of one of the trials."""
         label = trial.algorithm
         config, options = self.point.config.of_row(label), options_of(self.point.config.algorithm.get(label, {}))
         return config.mixing.narrowed(
@@ -342,7 +340,6 @@ class Cadence:
         self._cost_s = 0.0
 
     def due(self) -> bool:
-        """Return whether it is time."""
         return self._clock() - self._last >= max(self._every_s, self._cost_s / CHECKPOINT_SHARE)
 
     @contextmanager

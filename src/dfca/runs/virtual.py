@@ -38,7 +38,6 @@ class StuckError(DfcaError):
 
 
 def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line] | None = None) -> EventSimulation:
-    """Make the event simulation of a trial."""
     config = trial.point.config
     world, options = config.world, (config.clock or ClockConfig()).event_options(config.rounds)
     assert world is not None
@@ -77,17 +76,14 @@ class VirtualTrial:
 
     @property
     def time_s(self) -> float:
-        """The virtual time."""
         return self.simulation.now
 
     @property
     def flat(self) -> FlatModel:
-        """The architecture."""
         return self.simulation.pool.flat
 
     @property
     def place(self) -> str:
-        """How far it is, in words."""
         return f"{self.time_s:g} virtual seconds (round {self.simulation.round})"
 
     def stream(self) -> Stream:
@@ -123,7 +119,6 @@ class VirtualTrial:
         }
 
     def restore(self, tensors: Mapping[str, Tensor] | None, facts: JsonObject | None) -> None:
-        """Continue from `state`."""
         assert tensors is not None
         assert facts is not None
         self.simulation.restore(tensors, facts["simulation"])
@@ -171,7 +166,6 @@ class Milestones:
         self.seen: dict[str, float | None] = {}
 
     def update(self, row: EvaluationRow) -> None:
-        """Take in an evaluation."""
         reached = self.target is not None and row.score is not None and self.metric.reached(row.score, self.target)
         if reached and "time_to_target_s" not in self.seen:
             sent = row["bytes_sent"] + (row.get("server_bytes_sent") or 0)

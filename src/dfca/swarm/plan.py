@@ -41,15 +41,12 @@ class SwarmPlan:
 
     @property
     def names(self) -> list[str]:
-        """The names of the nodes, by client."""
         return [f"node-{i:02d}" for i in range(self.setting.clients)]
 
     def folder(self, client: int) -> Path:
-        """Return the folder of a node."""
         return self.out / "nodes" / self.names[client]
 
     def samples(self, client: int) -> Path:
-        """Return the folder of a node's samples."""
         return self.out / "samples" / self.names[client]
 
     def neighbours(self, client: int) -> list[str]:
@@ -57,16 +54,15 @@ class SwarmPlan:
         return [self.names[j] for j in sorted(self.setting.graph.neighbors(client))]
 
     def write_samples(self, client: int) -> None:
-        """Write the samples of a client."""
         folder = self.samples(client)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in (("train", self.setting.split.train), ("test", self.setting.split.test)):
             x, y = data.of(client)
             np.savez(folder / f"{name}.npz", x=_plain(x), y=_plain(y))
 
-    def node_config(self, client: int, host: str = "127.0.0.1") -> NodeConfig:
+    def node_config(self, client: int) -> NodeConfig:
         """Make the settings of a node: any free port on the loopback, and its neighbours by name."""
-        network = {"host": host, "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
+        network = {"host": "127.0.0.1", "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
         samples = self.samples(client).absolute()
         data = {"path": str(samples / "train.npz"), "test": str(samples / "test.npz"), "held_out": 0.0}
         training, limits = {"reread_s": 0.0}, {"write_bytes_per_day": 0}
@@ -100,8 +96,8 @@ class SwarmPlan:
         return facts.changed(model=model)
 
 
-def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> SwarmPlan:
-    """Plan an experiment's first algorithm and seed on `nodes` nodes.
+def make_plan(experiment: Experiment, out: Path, sink: RunSink) -> SwarmPlan:
+    """Plan an experiment's first algorithm and seed, a node for each client.
 
     Raises ConfigError for what nodes cannot run: a sweep, virtual time, an algorithm with a server, drift.
     """
@@ -129,8 +125,6 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> S
     algorithm = config.algorithms[0]
     if algorithm not in ALGORITHMS:
         raise ConfigError(f'nodes cannot run "{algorithm}"; use --algorithm with one of {", ".join(ALGORITHMS)}')
-    if nodes < 2:
-        raise ConfigError(f"--nodes must be >= 2, got {nodes}")
     trial = Trial(algorithm, config.seeds[0], Point(config))
     group = TrialGroup(trial.point, trial.seed, (algorithm,))
     workload = Workload.of(group, sink, Alone(config.clients))

@@ -63,7 +63,6 @@ class NodeProcess:
             raise RunError(f"{self.folder.name} ended with status {self.process.returncode}: {' / '.join(lines)}")
 
     def ask(self) -> NodeStatus:
-        """Return the status of the node."""
         try:
             answer = call(self.folder, "status", timeout_s=5.0)
         except DfcaError as error:
@@ -72,13 +71,11 @@ class NodeProcess:
         return self.last
 
     def kill(self) -> None:
-        """Kill the process at once."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def terminate(self) -> None:
-        """Ask the process to end."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 

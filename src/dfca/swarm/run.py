@@ -21,7 +21,7 @@ from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write
 from dfca.experiment.load import Experiment
 from dfca.runs.signals import Interrupted, StopSignal
-from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
+from dfca.runs.sink import Broadcast, FolderSink, RunSink
 from dfca.runs.store.environment import environment
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.store.rows import TrialRow
@@ -62,7 +62,6 @@ def run_swarm(
     experiment: Experiment,
     out: Path,
     options: SwarmOptions,
-    sink: RunSink | None = None,
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, Any]:
     """Run the first algorithm and seed of an experiment on real nodes; returns the summary of the run folder.
@@ -74,8 +73,8 @@ def run_swarm(
         raise RunError(f"{out} holds a swarm already; use another --out, or remove the folder")
     experiment = with_nodes(experiment, options.nodes)
     with RunFolder.open_(out, experiment, resume=True) as folder:
-        listener = Broadcast(FolderSink(folder), sink or NullSink())
-        plan = make_plan(experiment, options.nodes, out, listener)
+        listener = Broadcast(FolderSink(folder))
+        plan = make_plan(experiment, out, listener)
         folder.store_environment(environment("cpu") | {"transport": options.transport})
         listener.start_run([plan.trial], 0)
         listener.start_trial(plan.trial, 0)

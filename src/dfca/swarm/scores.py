@@ -31,7 +31,6 @@ class Snapshot:
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that each client has done."""
         return [0 if saved is None else saved.round for saved in self.saves]
 
     @property

@@ -53,12 +53,10 @@ class Hub:
                 self._watchers -= 1
 
     def frames(self, trial: str, after: int) -> dict[str, Any] | None:
-        """Return the clusters of a trial's clients over time."""
         with self._lock:
             return self.source.frames(trial, after)
 
     def graph(self, trial: str) -> dict[str, Any] | None:
-        """Return the graph of a trial."""
         with self._lock:
             return self.source.graph(trial)
 

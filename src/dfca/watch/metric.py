@@ -6,20 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dfca.runs.store.metric import ShownMetric, metric_named
-from dfca.sim.metrics_table import metric_key
 from dfca.watch.reading import text
 
 MOST_LETTERS = 40
 RMSE = ShownMetric("RMSE", "rmse", higher_is_better=False, percent=False)
-
-
-def key_of(line: Mapping[str, Any]) -> str:
-    """Return what a line of metrics calls its score.
-
-    >>> key_of({"rmse": 0.3, "all_models_rmse": 0.4}), key_of({"accuracy": 0.9})
-    ('rmse', 'accuracy')
-    """
-    return metric_key(line)[:MOST_LETTERS]
 
 
 def read_metric(summary: Mapping[str, Any], config: Mapping[str, Any], keys: Iterable[str]) -> ShownMetric:

@@ -26,12 +26,12 @@ MOST_STATUS = 4 << 20
 class NodeSource:
     """Some nodes. `folders` lists their folders, again at every turn: a swarm begins with none."""
 
-    def __init__(self, folders: Callable[[], Iterable[Path]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._folders, self._clock = folders, clock
+    def __init__(self, folders: Callable[[], Iterable[Path]]) -> None:
+        self._folders = folders
         self._found: list[dict[str, Any]] = []
         self._neighbours: dict[str, list[str]] = {}
         self._turn = self._taken = 0
-        self._looked = self._began = clock()
+        self._looked = self._began = time.monotonic()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.trial = TrialView("nodes", 0)
@@ -41,7 +41,7 @@ class NodeSource:
 
     def poll(self) -> dict[str, Any]:
         """Return the nodes if any has answered since the last call; a thread asks them."""
-        self._looked = self._clock()
+        self._looked = time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask_on, daemon=True)
             self._thread.start()
@@ -57,13 +57,12 @@ class NodeSource:
         return {"nodes": self._found}
 
     def _ask_on(self) -> None:
-        while self._clock() - self._looked < LAZY_S:
+        while time.monotonic() - self._looked < LAZY_S:
             began = time.process_time()
             self.ask()
             time.sleep(max(EVERY_S, (time.process_time() - began) / SHARE))
 
     def ask(self) -> None:
-        """Ask all nodes once."""
         try:
             folders = sorted(path for path in self._folders() if (path / "node.toml").exists())[:MOST_NODES]
         except OSError:
@@ -123,7 +122,7 @@ class NodeSource:
         self.trial.add(
             {
                 "round": min((node["round"] for node in nodes), default=0),
-                "time_s": round(self._clock() - self._began, 1),
+                "time_s": round(time.monotonic() - self._began, 1),
                 metric.key: sum(known) / len(known) if known else None,
                 metric.all_models: None,  # which says what the score is called
                 f"{metric.key}_by_cluster": [sum(own) / len(own) if own else None for own in by_cluster],
@@ -156,7 +155,6 @@ class NodesPage:
         return self.whole() if self._nodes.poll() else {}
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole page."""
         trial, nodes = self._nodes.trial, self._nodes.whole()["nodes"]
         alarm = trial.alarm()
         run = {

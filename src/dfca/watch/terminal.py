@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dfca.report.wording import amount, count, megabytes
+from dfca.report.wording import amount, count, megabytes, percent
 from dfca.runs.store.metric import DASH, ShownMetric
 from dfca.watch.run_source import Source
 
@@ -67,7 +67,7 @@ def _trials(page: dict[str, Any]) -> Table:
             *([labels.get(trial["digest"], "")] if labels else []),
             *(trial["algorithm"], str(trial["seed"]), trial["error"] or trial["state"]),
             f"{trial['x'][-1]:g}" if trial["x"] else DASH,
-            *(metric.write(_last(trial, "score")), _share(_last(trial, "cluster_accuracy"))),
+            *(metric.write(_last(trial, "score")), percent(_last(trial, "cluster_accuracy"))),
             DASH if used is None else f"{used:g} of {trial['models']}",
             DASH if traffic is None else megabytes(traffic / 1e6),
             _amount(_last(trial, "staleness")),
@@ -109,10 +109,6 @@ def _metric(run: dict[str, Any]) -> ShownMetric:
 
 def _last(trial: dict[str, Any], measure: str) -> float | None:
     return next((value for value in reversed(trial.get(measure) or ()) if value is not None), None)
-
-
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.1f}"
 
 
 def _amount(value: float | None) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dfca.watch.metric import key_of
+from dfca.report.wording import count
+from dfca.sim.metrics_table import metric_key
+from dfca.watch.metric import MOST_LETTERS
 from dfca.watch.reading import finite, text, whole_numbers
 
 MOST_KEPT = 400  # evaluations of one trial; beyond, every second one is forgotten
@@ -63,12 +65,10 @@ class TrialView:
 
     @property
     def name(self) -> str:
-        """Name the trial for people."""
         return f"{self.algorithm}, seed {self.seed}"
 
     @property
     def last(self) -> Evaluation | None:
-        """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
     def begin_anew(self) -> None:
@@ -90,7 +90,7 @@ class TrialView:
         clusters = encode(line.get("assignments"), whole_numbers(line.get("without_models")) or [])
         away = sorted(set(whole_numbers(line.get("away_clients")) or []))
         traffic, clients = _traffic(line), finite(line.get("measured_clients")) or len(clusters)
-        self.metric = key_of(line)
+        self.metric = metric_key(line)[:MOST_LETTERS]
         values = {
             "score": finite(line.get(self.metric)),
             "cluster_accuracy": finite(line.get("cluster_accuracy")),
@@ -134,7 +134,7 @@ class TrialView:
             new.values["switches"] = float(len(moved)) if new.clusters else None
             if moved:
                 shown = [f"{self._name(i)} ({old.clusters[i]}→{new.clusters[i]})" for i in moved[:NAMED]]
-                self._note(when, "switch", f"{clients(len(moved))} switched: {some(shown, len(moved))}")
+                self._note(when, "switch", f"{count(len(moved), 'client')} switched: {some(shown, len(moved))}")
         if old is not None:
             for kind, verb, who in (
                 ("away", "left", sorted({*new.away} - {*old.away})),
@@ -142,7 +142,7 @@ class TrialView:
             ):
                 if who:
                     names = [self._name(i) for i in who[:NAMED]]
-                    self._note(when, kind, f"{clients(len(who))} {verb}: {some(names, len(who))}")
+                    self._note(when, kind, f"{count(len(who), 'client')} {verb}: {some(names, len(who))}")
         self._watch_clusters(new, when)
 
     def _name(self, client: int) -> str:
@@ -221,7 +221,6 @@ class TrialView:
 
 
 def live_clusters(evaluation: Evaluation) -> int | None:
-    """Count the clusters that have clients."""
     used = {*evaluation.clusters} - {".", "~"}
     known = evaluation.values["live_clusters"]
     return len(used) if used else None if known is None else int(known)
@@ -249,15 +248,6 @@ def place(x: float, round_: int, timed: bool) -> str:
     ('round 5', '12.2 s')
     """
     return f"{x:.1f} s" if timed else f"round {round_:,}"
-
-
-def clients(number: int) -> str:
-    """Count clients.
-
-    >>> clients(1), clients(2000)
-    ('1 client', '2,000 clients')
-    """
-    return f"{number:,} client{'' if number == 1 else 's'}"
 
 
 def some(shown: Sequence[str], number: int) -> str:

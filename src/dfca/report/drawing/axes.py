@@ -51,7 +51,6 @@ class Zoom(NamedTuple):
     outside: tuple[str, ...]
 
     def inside(self, series: Mapping[str, ScoreCurve]) -> dict[str, ScoreCurve]:
-        """Return the lines that end inside."""
         return {name: curve for name, curve in series.items() if name not in self.outside}
 
 

@@ -29,7 +29,6 @@ class ByRound(NamedTuple):
 
 
 def by_round(metric: ShownMetric) -> tuple[ByRound, ...]:
-    """List the measures that are drawn by round."""
     return (
         ByRound(metric.key, metric.label, own_caption(metric), scale_of(metric)),
         ByRound(
@@ -47,7 +46,6 @@ def own_caption(metric: ShownMetric) -> str:
 
 
 def scale_of(metric: ShownMetric) -> Scale:
-    """Say how the numbers of a metric are drawn."""
     return "percent" if metric.percent else "number"
 
 

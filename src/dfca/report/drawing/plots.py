@@ -230,20 +230,24 @@ def _links(xy: np.ndarray, pairs: np.ndarray, half: float) -> str:
 
 def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | None, half: float) -> Figure:
     figure, axes = _canvas(half)
-    size = float(np.clip(3600 / len(xy), 9, 70))
-    of = np.asarray(clusters, dtype=np.int64)
-    for cluster in np.unique(of).tolist():
-        x, y = xy[of == cluster].T
-        look: Look = {
-            "color": cluster_colour(cluster),
-            "marker": marker_of(cluster),
-            "rasterized": len(xy) > VECTOR_NODES,
-        }
-        axes.scatter(x, y, s=size, linewidths=0, **look)
-    if ringed is not None and any(ringed):
-        x, y = xy[np.asarray(ringed, dtype=bool)].T
-        axes.scatter(x, y, s=size * 2.4 + 12, facecolors="none", edgecolors=INK, linewidths=1.1)
+    draw_clients(axes, xy, clusters, ringed, float(np.clip(3600 / len(xy), 9, 70)))
     return figure
+
+
+def draw_clients(
+    axes: Axes, xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | None, size: float
+) -> None:
+    """Draw clients in the colours and shapes of their clusters, some with a ring."""
+    of = np.asarray(clusters, dtype=np.int64)
+    look: Look = {"linewidths": 0, "rasterized": len(xy) > VECTOR_NODES, "zorder": 2}
+    for cluster in np.unique(of).tolist():
+        marker = MARKERS[max(cluster, 0) // len(CLUSTERS) % len(MARKERS)]  # others where the colours come round again
+        x, y = xy[of == cluster].T
+        axes.scatter(x, y, s=size, color=cluster_colour(cluster), marker=marker, **look)
+    if ringed is not None and any(ringed):
+        ring: Look = {"facecolors": "none", "edgecolors": INK, "linewidths": 1.1, "zorder": 3}
+        x, y = xy[np.asarray(ringed, dtype=bool)].T
+        axes.scatter(x, y, s=size * 2.4 + 12, **ring)
 
 
 def _canvas(half: float) -> tuple[Figure, Axes]:
@@ -253,8 +257,3 @@ def _canvas(half: float) -> tuple[Figure, Axes]:
     axes.set_ylim(-half, half)
     axes.axis("off")
     return figure, axes
-
-
-def marker_of(cluster: int) -> str:
-    """Return the marker of a cluster: a disc, and other shapes where the colours come round again."""
-    return MARKERS[max(cluster, 0) // len(CLUSTERS) % len(MARKERS)]

@@ -21,5 +21,4 @@ SOFTWARE = f"""@software{{dfca,
 
 
 def bibtex() -> str:
-    """Return both entries."""
     return f"{PAPER}\n{SOFTWARE}"

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from dfca.report.drawing.axes import plain
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
-from dfca.report.drawing.plots import EDGE, marker_of
+from dfca.report.drawing.plots import EDGE, draw_clients
 from dfca.report.drawing.sizes import layout_width
 from dfca.report.drawing.svg import INK, Look
 from dfca.report.paper.cluster_map import ClusterMap
@@ -69,13 +69,7 @@ def draw_networks(clusters: ClusterMap) -> Figure:
         axes = figure.add_subplot(high, wide, place + 1)
         alpha = float(np.clip(150 / max(1, len(pairs)), 0.06, 0.6))
         axes.add_collection(LineCollection(list(positions[pairs]), colors=EDGE, linewidths=0.5, alpha=alpha))
-        of = np.asarray(clusters_of, dtype=np.int64)
-        for cluster in np.unique(of).tolist():
-            x, y = positions[of == cluster].T
-            axes.scatter(x, y, s=size, color=cluster_colour(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
-        if ringed is not None and any(ringed):
-            x, y = positions[np.asarray(ringed, dtype=bool)].T
-            axes.scatter(x, y, s=size * 2.4 + 10, facecolors="none", edgecolors=INK, linewidths=0.9, zorder=3)
+        draw_clients(axes, positions, clusters_of, ringed, size)
         axes.set_title(f"{title}\n{below}", fontsize=10, color=INK)
         axes.set_aspect("equal")
         axes.margins(0.06)

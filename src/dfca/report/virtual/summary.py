@@ -44,7 +44,6 @@ class Axis(NamedTuple):
     values: list[float]
 
     def at(self, point: PointValues) -> float:
-        """Return the value at a point."""
         return float(point.get(self.key, math.nan)) if self.key else 0.0
 
 
@@ -91,7 +90,6 @@ class LaneTable:
 
     @classmethod
     def of(cls, values: JsonObject) -> Self:
-        """Parse a timeline."""
         fields: JsonObject = {"point": {}} | values
         return cls(**fields, stored=values)
 
@@ -128,7 +126,6 @@ class VirtualResults:
 
     @cached_property
     def axis(self) -> Axis:
-        """The number that varies."""
         return axis_of(self.run)
 
     @property
@@ -138,7 +135,6 @@ class VirtualResults:
 
     @cached_property
     def variants(self) -> list[str]:
-        """The names of what is compared."""
         return variants(self.courses, self.axis)
 
     def head(self, value: float) -> PointRow:

@@ -81,11 +81,9 @@ class Checkpoints:
         return None, warnings
 
     def forget(self, trial: Trial) -> None:
-        """Delete those of a finished trial."""
         shutil.rmtree(self._folder(trial), ignore_errors=True)
 
     def any(self) -> bool:
-        """Return whether there are any."""
         return any(self._run_folder.glob("checkpoint/*/round-*.json"))
 
     def _folder(self, trial: Trial) -> Path:

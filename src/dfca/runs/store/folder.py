@@ -210,7 +210,6 @@ class RunFolder:
         return read_summary(path) if path.exists() else {"runs": []}
 
     def check_form(self) -> None:
-        """Refuse a folder that a newer version of dfca has written."""
         environment = self._read_json("environment.json", {})
         check_form(self.path, self.summary(), environment.get("dfca", "unknown"))
 
@@ -219,7 +218,6 @@ class RunFolder:
         return {row.key(self._swept) for row in self.rows() if not self.lacks_lines(row)}
 
     def metrics_file(self, row: TrialRow) -> Path:
-        """Return where the lines of metrics of a trial are."""
         return trial_file(self.path / METRICS, ".jsonl", *row.key(self._swept))
 
     def lacks_lines(self, row: TrialRow) -> bool:
@@ -237,7 +235,6 @@ class RunFolder:
         self._put_row(trial, trial.head | {"digest": trial.point.digest, "finished": False, "error": error})
 
     def store_topology(self, point: Point, seed: int, graph: GraphTable) -> None:
-        """Store the facts, edges and true clusters of a seed's graph."""
         graphs = renamed(self._read_json("topology.json", {}))
         if point.at is None:
             if str(seed) not in graphs:
@@ -253,7 +250,6 @@ class RunFolder:
         atomic_save(trial.file(self.path / "models", ".safetensors"), tensors, metadata)
 
     def has_models(self, trial: Trial) -> bool:
-        """Return whether the final bank of a trial is stored."""
         return trial.file(self.path / "models", ".safetensors").exists()
 
     def recorded_threads(self) -> int | None:

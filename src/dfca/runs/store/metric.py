@@ -75,11 +75,9 @@ class ShownMetric(NamedTuple):
         return text.replace("-", "−") + (f" ± {factor * half:.{digits}f}" if half is not None else "")
 
     def best(self, scores: Iterable[float]) -> float:
-        """Return the best of some scores."""
         return max(scores) if self.higher_is_better else min(scores)
 
     def beats(self, score: float, other: float) -> bool:
-        """Return whether a score is better than another."""
         return score > other if self.higher_is_better else score < other
 
     def shown(self, score: float) -> float:

@@ -43,7 +43,6 @@ class MetricsFiles:
         _write_lines(self._path(trial), [{**trial.head, **row} for row in metrics])
 
     def count(self, trial: Trial) -> int:
-        """Count the lines of a trial."""
         return count_lines(self._path(trial))
 
     def prepare(self, swept: bool) -> None:

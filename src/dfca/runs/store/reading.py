@@ -54,12 +54,10 @@ class Run:
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment."""
         return str(self.head.get("experiment", ""))
 
     @property
     def swept(self) -> bool:
-        """Whether the run is a sweep."""
         return "points" in self.head
 
     @cached_property
@@ -77,7 +75,6 @@ class Run:
 
     @cached_property
     def metric(self) -> ShownMetric:
-        """What the run is scored by."""
         return metric_of_trials(self.trials)
 
     @property

@@ -200,12 +200,10 @@ class GraphFacts:
 
     @classmethod
     def of(cls, values: JsonObject) -> Self:
-        """Parse the facts of a file of results."""
         facts = {key: value for key, value in values.items() if key not in ("seed", "digest")}
         return cls(values["seed"], values.get("digest", ""), facts)
 
     def stored(self) -> JsonObject:
-        """Return them as a file of results holds them."""
         return {"seed": self.seed, **({"digest": self.digest} if self.digest else {}), **self.facts}
 
 

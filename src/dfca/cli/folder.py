@@ -1,4 +1,4 @@
-"""`dfca export`: write the models of a run as files for other programs."""
+"""`dfca repair`, `dfca export` and `dfca replay`: what else is done with a run folder."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,8 +6,30 @@ from typing import Annotated, Any
 import typer
 
 from dfca.base.errors import ConfigError, RunError
+from dfca.cli.arguments import Algorithms, Seeds, parse_names, parse_seeds
+from dfca.cli.console import make_console
+from dfca.report.wording import count
 
 commands = typer.Typer()
+
+
+@commands.command()
+def repair(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
+    """Move files of a run folder that cannot be read aside, so that the same dfca run command continues.
+
+    Nothing is deleted: damaged files go to RUN/damaged. Trials whose metrics are not whole are computed again by the
+    next [bold]dfca run[/bold], to the same numbers.
+
+    [bold]Example[/bold]
+
+      dfca repair runs/quickstart
+    """
+    from dfca.runs.store.repair import repair as repair_folder
+
+    done = repair_folder(run)
+    console = make_console()
+    for sentence in done or [f"{run}: nothing to repair"]:
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @commands.command()
@@ -73,3 +95,42 @@ def _parse_point(at: list[str] | tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f'--at needs key=value, got "{pair}"; for example --at topology.p=0.1')
         point[key.strip()] = parse_value(text.strip())
     return point
+
+
+@commands.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with traces.")],
+    algorithms: Algorithms = None,
+    seeds: Seeds = None,
+) -> None:
+    """Replay what a run in virtual time recorded (world.trace = true) and compare every number with the run's.
+
+    Nothing is drawn and no clock runs: the records are carried out one by one.
+
+    [bold]Example[/bold]
+
+      dfca run stragglers --seeds 1 --set world.trace=true --out runs/traced
+
+      dfca replay runs/traced
+    """
+    from dfca.base.renamed import refuse_earlier
+    from dfca.runs.replay import replay_run
+
+    names, numbers = parse_names(algorithms), parse_seeds(seeds)
+    for name in names or ():
+        refuse_earlier(name)
+    numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
+    console = make_console()
+    different, total = [], 0
+    for result in replay_run(
+        run, lambda trial: (not names or trial.algorithm in names) and (numbers is None or trial.seed in numbers)
+    ):
+        same = f"identical ({result.records:,} records, {count(result.rows, 'row')} of metrics)"
+        console.print(f"{result.trial}: {result.difference or same}", highlight=False, markup=False, soft_wrap=True)
+        different += [result] if result.difference else []
+        total += 1
+    if different:
+        raise RunError(
+            f"{len(different)} of {count(total, 'trial')} differ from their trace, first {different[0].trial}"
+        )
+    console.print(f"{count(total, 'replay')}, bit-identical to the run", highlight=False)
