@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -195,7 +195,7 @@ class StoredRun:
         row = self._row(algorithm, seed, point)
         stored = self._models(row)
         flat, line = self._flat(stored), self._last_line(row)
-        own, shape = line.plain_scores, self._shape(stored)
+        own, known = line.plain_scores, self._facts(stored)
         written = []
         for holder, j in holders(line.assignments, client, cluster):
             deployed = line.assignments[holder] == j and len(own) > holder and not _is_personal(row.algorithm)
@@ -207,13 +207,13 @@ class StoredRun:
                 "by_client": client is not None,
                 line.metric: own[holder] if deployed else None,
                 "round": line.round,
-                "classes": self._classes(stored),
-                "model": self._model_options(stored),
+                "classes": int(known["classes"]),
+                "model": known["model"],
                 "point": label_of(row.point) if row.point else None,
                 "experiment": self.run.experiment or None,
             }
             vector = stored.vector(holder, j)
-            written.append(Exportable(flat, vector, facts, shape).write(Path(folder), format))
+            written.append(Exportable(flat, vector, facts, known["shape"]).write(Path(folder), format))
         return written
 
     def __repr__(self) -> str:
@@ -277,45 +277,34 @@ class StoredRun:
     def _flat(self, stored: StoredModels) -> FlatModel:
         if (place := self.run.head.get("modules")) and Path(place).is_dir():
             look_in(place)
-        options = ModelOptions.model_validate(self._model_options(stored))
-        shape = self._shape(stored)
-        if shape is None:
+        facts = self._facts(stored)
+        options = ModelOptions.model_validate(facts["model"])
+        if facts["shape"] is None:
             raise RunError(f"{stored.path} is of a model of several inputs; read its named tensors by safetensors")
-        module = make_factory(options, tuple(shape), self._classes(stored), stored.facts.get("crop"))()
+        module = make_factory(options, tuple(facts["shape"]), int(facts["classes"]), facts.get("crop"))()
         load_constants_(module, stored.constants())
-        flat = FlatModel(module, carried={name for name, _ in stored.facts.get("parameters", ())})
-        wanted = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
-        if stored.facts and stored.facts["parameters"] != wanted:
+        flat = FlatModel(module, carried={name for name, _ in facts.get("parameters", ())})
+        made = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
+        if facts.get("parameters", made) != made:
             raise RunError(
-                f"{stored.path} holds another model than its config makes now ({stored.facts['parameters'][0]} against "
-                f"{wanted[0]}); has model.factory changed? Its tensors are named: read them by safetensors"
+                f"{stored.path} holds another model than its config makes now ({facts['parameters'][0]} against "
+                f"{made[0]}); has model.factory changed? Its tensors are named: read them by safetensors"
             )
         return flat
 
-    def _model_options(self, stored: StoredModels) -> JsonObject:
+    def _facts(self, stored: StoredModels) -> JsonObject:
+        """Return what a file says of its models; of version 0.2, which says nothing, what the config does."""
         if stored.facts:
-            options: JsonObject = stored.facts["model"]
-            return options
-        return {
-            key: value
-            for key, value in (self.config.get("model") or {}).items()
-            if key in ARCHITECTURE | {"standardise"}
-        }
-
-    def _shape(self, stored: StoredModels) -> list[int] | None:
-        if stored.facts:
-            shape: list[int] | None = stored.facts["shape"]
-            return shape
-        return list(self._source().shape)
-
-    def _classes(self, stored: StoredModels) -> int:
-        return int(stored.facts["classes"]) if stored.facts else self._source().classes
-
-    def _source(self) -> Any:
+            return stored.facts
         name = (self.config.get("data") or {}).get("name", "digits")
         if name not in SOURCES:
             raise RunError(f"the models of {self.folder} do not say what samples they take; run it again")
-        return SOURCES[name]
+        model = self.config.get("model") or {}
+        return {
+            "model": {key: value for key, value in model.items() if key in ARCHITECTURE | {"standardise"}},
+            "shape": list(SOURCES[name].shape),
+            "classes": SOURCES[name].classes,
+        }
 
     def _last_line(self, row: TrialRow) -> EvaluationRow:
         swept = self.run.swept
