@@ -20,7 +20,7 @@ from dfca.node.trust.identity import Identity
 from dfca.node.trust.records import to_bytes
 from dfca.node.trust.roster import Roster
 from dfca.peer.records import messages as m
-from dfca.peer.records.lineage import Entry
+from dfca.peer.records.lineage import FOLDED, Entry
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,12 @@ def test_a_lineage_has_no_more_voters_than_devices_and_a_root_among_them() -> No
             lie = find_lie(claim, KNOWN)
             assert lie is not None
             assert lie.reason == reason
+
+
+def test_a_fold_has_no_more_votes_than_devices_could_cast() -> None:
+    for votes, told in ((30, None), (31, "number")):
+        lie = find_lie(m.Hello(0, 1, 2, (*lineage(3), Entry(FOLDED, 10, 5, votes, 0, (0, 1)))), KNOWN)
+        assert (None if lie is None else lie.reason) == told
 
 
 def test_an_election_is_held_by_a_device_with_no_more_voters_than_there_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+import pytest
 import torch
 from peer_script import model
 from torch import Tensor
@@ -18,7 +19,7 @@ from dfca.peer.joiner import Extend
 from dfca.peer.peer import Peer
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import KEPT, LONGEST, Entry, Lineage, aligned, digest_of, extended
-from dfca.peer.records.messages import BankCopy, Call, Hello, Probe
+from dfca.peer.records.messages import BankCopy, BankRequest, Call, Hello, Probe
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
 from dfca.peer.state import VERSION, Saved
@@ -199,3 +200,22 @@ def test_a_peer_that_hears_of_a_fold_before_its_round_is_closed_takes_the_result
     effect = late.joiner.adopt(late)  # its own lineage was folded while it waited
     assert isinstance(effect, Extend)
     assert effect.opened == (0, 1)
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_of_two_sides_that_were_parted_for_long_the_one_with_more_votes_keeps_its_models(more: bool) -> None:
+    sides: list[Lineage] = [FIRST, FIRST]
+    for number in range(LONGEST - 1):
+        sides[0] = extended(sides[0], Entry(3, number, 0, 0, 7, (1,)))
+        if number < LONGEST - 2:  # the other side has not folded yet
+            sides[1] = extended(sides[1], Entry(4 if more else 2, number, 1, 0, 8, (1,)))
+    start, names = torch.zeros(2, 1, dtype=torch.float64), ("stamps", "origins", "folded", "updates")
+    asks = []
+    for mine, told in (sides, sides[::-1]):
+        swarm = Swarm()
+        swarm.join(0, Saved(VERSION, 0, 0, 1, mine, start, 0, **dict.fromkeys(names, (0, 0))))  # type: ignore[arg-type]
+        peer = swarm.peers[0]
+        peer.connected(1, 0.0)
+        peer.receive(1, Hello(1, 1, 2, told), 0.0)
+        asks.append(any(isinstance(message, BankRequest) for _, message in peer.ready().messages))
+    assert asks == [more, not more]

@@ -199,7 +199,8 @@ def test_a_long_lineage_is_folded_and_says_the_same_of_its_clusters() -> None:
     assert len(history(LONGEST - 2)) == LONGEST - 1
     folded = history(LONGEST - 1)
     assert len(folded) == 2 + KEPT
-    assert (folded[1].voters, folded[1].attempt, folded[1].root) == (FOLDED, LONGEST - 1 - KEPT, 7)
+    count = LONGEST - 1 - KEPT
+    assert folded[1][:4] == (FOLDED, count, 7, 3 * count)
     assert folded[2:] == tuple(by_election(number) for number in range(LONGEST - 1 - KEPT, LONGEST - 1))
     assert layout_of(folded) == Clusters(3)
     assert is_lineage(folded)
@@ -229,15 +230,31 @@ def test_lineages_are_compared_as_far_as_one_of_them_is_folded() -> None:
     assert twice[: len(aligned(once, twice))] == aligned(once, twice)
 
 
-def test_a_peer_away_for_too_long_or_with_another_history_has_the_lower_lineage() -> None:
+def test_a_peer_away_for_too_long_has_the_lower_lineage() -> None:
     folded = history(LONGEST - 1)
     for short in (history(0), history(5), history(LONGEST - KEPT + LEFT - 3)):
         assert aligned(short, folded) == short
         assert short < folded
-    other = list(history(LONGEST - 2))
-    other[3] = other[3]._replace(digest=99)
-    assert aligned(tuple(other), folded) == tuple(other)
-    assert tuple(other) < folded
+
+
+@pytest.mark.parametrize(("voters", "higher"), [(2, False), (4, True)])
+def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_the_higher(voters: int, higher: bool) -> None:
+    folded, behind = history(LONGEST - 1), history(LONGEST - 2)
+    other = (*behind[:3], *(entry._replace(voters=voters) for entry in behind[3:]))
+    assert not same(other, folded)
+    assert not compatible(other, folded, 2)
+    theirs, mine = aligned(folded, other), aligned(other, folded)
+    assert (mine > theirs) is higher
+    later = extended(mine, by_election(0))
+    assert (later > theirs) is higher
+    assert later > mine
+
+
+def test_where_another_first_election_was_held_nothing_is_folded() -> None:
+    folded, behind = history(LONGEST - 1), history(LONGEST - 2)
+    other = (behind[0]._replace(voters=8), *behind[1:])
+    assert aligned(other, folded) == other
+    assert other < folded
 
 
 def test_a_fold_stands_behind_the_first_entry_and_before_many() -> None:

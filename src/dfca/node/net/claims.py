@@ -27,8 +27,9 @@ def find_lie(message: Any, introduced: Collection[int]) -> Refused | None:
     if isinstance(message, Result):
         lineage = (message.entry,)
     for entry in lineage:
-        if entry.voters > len(introduced) and not entry.is_fold:
-            return Refused("number", f"a lineage with {entry.voters} voters, of {len(introduced)} devices")
+        held, voters = (entry.attempt, entry.incarnation) if entry.is_fold else (1, entry.voters)
+        if voters > held * len(introduced):
+            return Refused("number", f"a lineage with {voters} voters, of {len(introduced)} devices")
         if entry.root not in introduced:
             return Refused("member", f"a lineage of {entry.root}, which was never introduced")
     return None

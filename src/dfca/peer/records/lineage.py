@@ -7,8 +7,9 @@ surveys at both ends, and takes the models of a higher lineage that it meets. Wh
 models: that needs no others.
 
 A lineage that grows to `LONGEST` entries is folded: one entry, behind the first, stands for all but the last `KEPT`,
-with a digest of them and the clusters that they led to. Peers with the same history fold alike. Before two lineages are
-compared, one is folded as far as the other is (`aligned`); one that is too short for that is the lower of the two.
+with a digest of them, their votes and the clusters that they led to. Peers with the same history fold alike. Before two
+lineages are compared, one is folded as far as the other is (`aligned`); one that is too short for that is the lower of
+the two. Of histories that part inside what is folded, the one in which more votes were cast is the higher.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Entry(NamedTuple):
 
     @property
     def is_fold(self) -> bool:
-        """Whether it stands for `attempt` entries; slots: all clusters after them, empty: those that are closed."""
+        """Whether it stands for `attempt` entries with `incarnation` votes; slots: all clusters, empty: closed ones."""
         return self.voters == FOLDED
 
     @property
@@ -90,12 +91,11 @@ def extended(lineage: Lineage, entry: Entry) -> Lineage:
 
 
 def aligned(lineage: Lineage, other: Lineage) -> Lineage:
-    """Return a lineage folded as far as another one, where that has the same history and enough is left of it."""
+    """Return a lineage folded as far as another one that began alike, where enough is left of it."""
     more = _folds(other) - _folds(lineage)
-    if more <= 0 or len(lineage) - 1 - _has_fold(lineage) - more < LEFT:
+    if more <= 0 or lineage[:1] != other[:1] or len(lineage) - 1 - _has_fold(lineage) - more < LEFT:
         return lineage
-    folded = _folded(lineage, _folds(other))
-    return folded if folded[1] == other[1] else lineage
+    return _folded(lineage, _folds(other))
 
 
 def same(one: Lineage, other: Lineage) -> bool:
@@ -115,14 +115,15 @@ def _folds(lineage: Lineage) -> int:
 def _folded(lineage: Lineage, count: int) -> Lineage:
     """Let one entry stand for the first `count` behind the very first."""
     known = int(_has_fold(lineage))
-    digest, clusters = lineage[1].digest if known else 0, layout_of(lineage[: 1 + known])
-    end = 1 + known + count - _folds(lineage)
+    digest, votes = (lineage[1].digest, lineage[1].incarnation) if known else (0, 0)
+    clusters, end = layout_of(lineage[: 1 + known]), 1 + known + count - _folds(lineage)
     for entry in lineage[1 + known : end]:
         said = hashlib.sha256(f"{digest} {tuple(entry)}".encode())
         digest, clusters = int.from_bytes(said.digest()[:6], "big"), clusters.after(entry) or clusters
-    slots, root = tuple(range(clusters.models)), lineage[end - 1].root
-    count = min(count, FOLDED)  # a liar may say so many; no message holds more than twice as many
-    return (lineage[0], Entry(FOLDED, count, root, 0, digest, slots, (), clusters.closed), *lineage[end:])
+        votes += max(0, entry.voters)
+    slots, first = tuple(range(clusters.models)), lineage[0]
+    count, votes = min(count, FOLDED), min(votes, FOLDED)  # a liar may say more, which no message could hold
+    return (first, Entry(FOLDED, count, first.root, votes, digest, slots, (), clusters.closed), *lineage[end:])
 
 
 def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
