@@ -11,7 +11,7 @@ from toy import make_toy_setting
 from dfca import algorithms
 from dfca.core.client import Client
 from dfca.core.exchange import is_quiet, quiet_from
-from dfca.core.rules.mixing import WeightRule, fold, fold_, fold_weighted, fold_weighted_
+from dfca.core.rules.mixing import WeightRule, fold, fold_, fold_weighted_
 from dfca.core.rules.relay import Offer
 from dfca.core.state import ClientState, Message, usable
 from dfca.testing import make_clients
@@ -54,7 +54,7 @@ def test_folds_in_place_are_the_formulas() -> None:
     assert folded.tolist() == [2 + 0.25 * (6 - 2) / 2, 4 + 0.25 * (0 - 4) / 2]
     folded = average.clone()
     fold_weighted_(folded, own, incoming, 0.2)
-    torch.testing.assert_close(folded, fold_weighted(average, own, incoming, 0.2))
+    torch.testing.assert_close(folded, average + 0.2 * (incoming - own))
 
 
 def test_the_end_of_a_round_leaves_the_bank_to_its_driver() -> None:

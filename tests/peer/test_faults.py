@@ -28,7 +28,8 @@ from dfca.faults.tiny import Violation
 from dfca.faults.world import CRASHES, Crash, Cut, FaultWorld, describe, draw_world, read_world
 from dfca.peer import copies, cycle
 from dfca.peer.cycle import RoundCycle
-from dfca.peer.peer import _HANDLERS, Peer
+from dfca.peer.heard import HANDLERS
+from dfca.peer.peer import Peer
 from dfca.peer.records.messages import Alarm, Candidate, Key, Report, Served
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Train, Trained
@@ -324,7 +325,7 @@ def test_a_violation_is_found_shrunk_and_printed(monkeypatch: pytest.MonkeyPatch
     def broken(self: Peer, sender: int, message: Any) -> None:
         raise KeyError("broken on purpose")
 
-    monkeypatch.setitem(_HANDLERS, Alarm, broken)
+    monkeypatch.setitem(HANDLERS, Alarm, broken)
     world = FaultWorld(6, 6, RING, "dfca-auto", drift_s=15.0, loss=0.1, slow=((0, 3.0),))
     assert "KeyError out of peer" in str(check_world(world))
     smaller = shrink(world, limit_s=20.0)

@@ -24,7 +24,7 @@ from dfca.peer.parts import Outbox, takes_part
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.revival import FRESH, Callers, DriftDetector
+from dfca.peer.revival import FRESH, MOST_ALARMS_OF_ONE, Callers, DriftDetector
 from dfca.peer.waves.deadline import FLOOR, MOST_S, AnswerTime
 
 A, A2, B = LINEAGES["A"], LINEAGES["A2"], LINEAGES["B"]
@@ -51,10 +51,10 @@ def test_an_alarm_is_of_several_rounds_and_ends_with_the_first_good_one() -> Non
 def idle_detector() -> DriftDetector:
     """Make a memory of two clusters: updates of round 5 were seen of both."""
     detector = DriftDetector()
-    detector.learn((9,), 9)  # there are no clusters yet
+    detector.learn((9,))  # there are no clusters yet
     detector.end_round(2)
     assert (detector.newest, detector.idle) == ([-1, -1], [1, 1])
-    detector.learn((5, 5, 5), 9)
+    detector.learn((5, 5, 5))
     detector.end_round(2)
     assert (detector.seen, detector.idle, detector.gaps) == ([5, 5], [0, 0], [1, 1])
     return detector
@@ -64,14 +64,14 @@ def test_a_cluster_is_lost_after_longer_than_the_gaps_that_ended_by_themselves()
     detector = idle_detector()
     lost = []
     for round in range(6, 8 + ROUNDS):
-        detector.learn((round, 4), 99)
+        detector.learn((round, 4))
         detector.end_round(2)
         lost.append(detector.lost())
     assert lost == [()] * (ROUNDS + 1) + [(1,)]  # ROUNDS + twice the gap of 1
-    detector.learn((0, 100), 99)  # no such round
+    detector.learn((0, MOST_ROUND + 1))  # no such round
     detector.end_round(2)
     assert detector.lost() == (1,)
-    detector.learn((0, 99), 99)
+    detector.learn((0, 99))
     detector.end_round(2)
     assert (detector.lost(), detector.gaps[1], detector.idle[1]) == ((), ROUNDS + 3, 0)
 
@@ -97,7 +97,7 @@ def test_peers_that_believe_that_a_cluster_is_lost() -> None:
         detector.end_round(2)
     assert detector.believes((0,), 5)
     assert detector.believes((0, 2), 5)  # a cluster that it does not know
-    detector.learn((6,), 99)
+    detector.learn((6,))
     detector.end_round(2)
     assert not detector.believes((0, 1), 6)
 
@@ -123,7 +123,7 @@ def test_an_election_ends_alarms_fills_clusters_and_gives_others_up() -> None:
     assert (detector.lowest, detector.highest, detector.alarmed) == (math.inf, -math.inf, False)
     assert detector.alarms == {7: (3, False, 20)}
     assert (detector.last, detector.pause) == (20, PAUSE)
-    detector.learn((21,), 99)
+    detector.learn((21,))
     detector.end_round(3)
     assert not detector.mourned[0]  # somebody trains it again
 
@@ -143,7 +143,9 @@ def test_a_survey_merges_the_records_of_clusters() -> None:
 
 def test_alarms_are_numbered_and_enough_of_them_call_an_election() -> None:
     detector, options = DriftDetector(), ElectionOptions(support=2)
-    assert [detector.hear_alarm(7, number, True, 30) for number in (3, 3, 2, 4)] == [True, False, False, True]
+    assert detector.is_news(7, 3)
+    detector.hear_alarm(7, 3, True, 30)
+    assert [detector.is_news(7, number) for number in (3, 2, 4)] == [False, False, True]
     assert not detector.is_due(30, options)
     detector.hear_alarm(8, 1, True, 30)
     assert detector.is_due(30, options)
@@ -496,3 +498,20 @@ def test_calls_that_open_nothing_are_answered_more_and_more_rarely() -> None:
     patient.caller = 3
     patient.end_call(True, 150)
     assert patient.futile == {}
+    hasty = Callers(futile={3: (2 * PAUSE, 1000)})
+    hasty.caller = 3
+    hasty.end_call(False, 1000 + PAUSE)
+    assert hasty.futile == {3: (4 * PAUSE, 1000 + PAUSE)}
+    alone = Callers()  # who called itself pauses by the rules
+    alone.end_call(False, 3)
+    assert alone.futile == {}
+
+
+def test_alarms_of_a_peer_are_counted_by_rounds() -> None:
+    callers = Callers()
+    for round in (0, 0, 1, 5):
+        begun = callers.counted != round
+        heard = [callers.is_heard(3, round) for _ in range(MOST_ALARMS_OF_ONE)]
+        assert all(heard) if begun else not any(heard)
+    assert not callers.is_heard(3, 5)
+    assert callers.is_heard(4, 5)

@@ -85,7 +85,7 @@ def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
     copy = BankCopy(Message(1, 0, 4, 1, 5 * bank[0], Offer(1, 3, 1)), 4, 1, low)
     peer.joiner.pursuit = Pursuit(1, low, 0.0, 9.0, taken={0: copy}, clusters=1, round=4)
     assert peer.joiner.pursuit.complete
-    peer._carry_out(peer.joiner.adopt(peer))
+    peer.carry_out(peer.joiner.adopt(peer))
     assert peer.joiner.pursuit is None
     assert peer.lineage == mine
     assert peer.bank is not None

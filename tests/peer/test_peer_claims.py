@@ -94,10 +94,10 @@ def test_a_loss_that_a_model_trained_alone_reached_is_nothing_to_compare_with() 
 
 def test_a_cluster_is_not_lost_to_a_peer_that_is_cut_off_or_knows_better() -> None:
     cut_off, alone, knows = DriftDetector(), DriftDetector(), DriftDetector()
-    for peer in (cut_off, alone, knows):
-        peer.grow(2)
-        peer.learn((5, 5), 99)
-        peer.end_round(2)
+    for detector in (cut_off, alone, knows):
+        detector.grow(2)
+        detector.learn((5, 5))
+        detector.end_round(2)
     for round in range(6, 6 + ROUNDS):
         cut_off.end_round(2, informed=False)
         alone.newest[1] = knows.newest[0] = knows.newest[1] = round

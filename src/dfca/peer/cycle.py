@@ -53,10 +53,6 @@ class RoundCycle(Part):
         step, self.step = self.step, None
         return step
 
-    def is_between_rounds(self) -> bool:
-        """Whether no round is being ended and no step is due."""
-        return self.ending is None and self.step is None
-
     def begin_training(self, now: float) -> None:
         """Note when the training of a round begins."""
         self.began_s = now
@@ -152,7 +148,8 @@ class RoundCycle(Part):
 
     def fold_if_idle(self, at: PeerView) -> None:
         """Fold what came between two rounds, under `sequential`."""
-        if at.job is None and at.options.method.aggregation == "sequential" and self.is_between_rounds():
+        idle = at.job is None and self.ending is None and self.step is None
+        if idle and at.options.method.aggregation == "sequential":
             self.step = Step.FOLD
 
     def fold(self, at: PeerView) -> ClientState:

@@ -10,7 +10,6 @@ from torch import Tensor
 from dfca.core.rules.election import bid
 from dfca.core.rules.revival import PAUSE
 from dfca.core.rules.surveys import LAG
-from dfca.peer.inbox import MOST_ROUND
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
 from dfca.peer.records.lineage import Lineage, extended, same
 from dfca.peer.records.messages import Alarm, Call, Probe
@@ -43,6 +42,8 @@ class Adopted(NamedTuple):
 class Elections(Part):
     """Warms up, stands, votes, and watches whether the models still fit."""
 
+    NOT_STORED = Part.NOT_STORED | {"wave", "announced"}
+
     def __init__(self, out: Outbox, incarnation: int) -> None:
         super().__init__(out)
         self.wave: Election | None = None  # the election that it takes part in
@@ -58,14 +59,8 @@ class Elections(Part):
     def save(self) -> dict[str, Any]:
         """See `Part`; the wave is stored with the surveys'."""
         (number, *sent), (voted, adopted, looks) = self.announced, self.adopted
-        stored = super().save() | {
-            "alarm_number": number,
-            "alarm_sent": tuple(sent),
-            "voted": voted,
-            "adopted": adopted,
-            "looks": looks,
-        }
-        return {n: value for n, value in stored.items() if n not in ("wave", "announced")}
+        alarm = {"alarm_number": number, "alarm_sent": tuple(sent)}
+        return super().save() | alarm | {"voted": voted, "adopted": adopted, "looks": looks}
 
     def restore(self, stored: dict[str, Any]) -> None:
         """See `Part`; the wave's memory is shared with the peer's again (`Peer.restore`)."""
@@ -202,11 +197,6 @@ class Elections(Part):
         else:
             self.check_fit(at, warm.model, job.stage)
 
-    @property
-    def has_vote(self) -> bool:
-        """Whether it takes part in the election with a vote."""
-        return self._election.warm is not None
-
     def leave(self) -> None:
         """Take no part in the election any more."""
         self.wave = None
@@ -270,7 +260,7 @@ class Elections(Part):
     def learn(self, at: PeerView, freshness: tuple[int, ...], lineage: Lineage) -> None:
         """Take in what a neighbour knows of that."""
         if at.options.method.revives and lineage == at.lineage:
-            self.detector.learn(freshness, MOST_ROUND)
+            self.detector.learn(freshness)
 
     def end_round(self, at: PeerView, surveying: bool) -> None:
         """Count for how long every cluster has been idle; surveying: surveys close what has no followers."""

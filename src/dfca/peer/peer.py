@@ -40,7 +40,8 @@ from dfca.peer import bank
 from dfca.peer.copies import CopyDesk
 from dfca.peer.cycle import RoundCycle, Step
 from dfca.peer.elections import Elections
-from dfca.peer.inbox import MOST_ROUND, UNKNOWN, Neighbour
+from dfca.peer.heard import HANDLERS
+from dfca.peer.inbox import Neighbour
 from dfca.peer.joiner import Extend, Follow, JoinEffect, Joiner, Pursue, Switch
 from dfca.peer.last_step import LastStep
 from dfca.peer.machine import Machine, names
@@ -75,7 +76,8 @@ class Peer(Machine):
     """One participant that exchanges models with its neighbours, or with nobody.
 
     Each of its six parts owns its fields and knows no other part. The peer calls them one after another, and is the
-    only one that writes what it does (`state`, `job`) and what it holds (`copies`, `lineage`).
+    only one that writes what it does (`state`, `job`) and what it holds (`copies`, `lineage`). `heard` says what each
+    message does to it.
     """
 
     PARTS = ("cycle", "desk", "joiner", "elections", "surveys", "last_step")
@@ -95,11 +97,11 @@ class Peer(Machine):
         self.answer_time = AnswerTime(options.hang_s)  # how long answers take, which all parts learn together
         self.most_peers = m.MOST_PEERS  # how many peers there can be
         self.cycle = RoundCycle(self.out, options)  # train, send, wait, fold, close
-        self.desk = CopyDesk(self.out)  # copies of models that too few neighbours train
-        self.joiner = Joiner(self.out)  # models that are taken over from others
-        self.elections = Elections(self.out, incarnation)  # elections, and the alarms that lead to them
+        self.desk: CopyDesk = CopyDesk(self.out)  # copies of models that too few neighbours train
+        self.joiner: Joiner = Joiner(self.out)  # models that are taken over from others
+        self.elections: Elections = Elections(self.out, incarnation)  # elections, and the alarms that lead to them
         self.surveys = Surveys(self.out, options)  # which clusters are worth their data
-        self.last_step = LastStep(self.out, options)  # the personal last step
+        self.last_step: LastStep = LastStep(self.out, options)  # the personal last step
         if saved is not None:
             self._resume(saved)
 
@@ -202,10 +204,10 @@ class Peer(Machine):
             return
         drawn = self.options.start != "elected"
         if not drawn and not late and self.elections.own is None:
-            self._warm_up()
+            self.warm_up()
         elif drawn and (not late or self.rules.exchange == "none" or not self.neighbours):
             self._draw()
-        self._settle()
+        self.settle()
 
     def connected(self, neighbour: int, now: float) -> None:
         self._tick(now)
@@ -227,13 +229,13 @@ class Peer(Machine):
             return
         self.desk.lose(neighbour)
         if self.joiner.expects(neighbour):
-            self._carry_out(self.joiner.give_up(self))
+            self.carry_out(self.joiner.give_up(self))
         if self.wave is not None:
             self.wave.lost(neighbour, self.now)
         self.last_step.pool(self)
-        self._check_wait()
-        self._settle()
-        self._begin_if_all_have_spoken()
+        self.check_wait()
+        self.settle()
+        self.begin_if_all_have_spoken()
         self._after_input()
 
     def rewire(self, neighbours: tuple[int, ...], now: float) -> None:
@@ -248,7 +250,7 @@ class Peer(Machine):
         self.joiner.forget_strangers(self.neighbours)
         self.cycle.inbox.forget_strangers(self.neighbours)
         self.last_step.curves.forget_strangers(self.neighbours)
-        self._settle()
+        self.settle()
         self._after_input()
 
     def _set_neighbours(self, neighbours: tuple[int, ...]) -> None:
@@ -264,7 +266,7 @@ class Peer(Machine):
             self.wave.limit(self.most_peers)
 
     def _handle(self, sender: int, message: Any) -> bool:
-        handle = _HANDLERS.get(type(message))
+        handle = HANDLERS.get(type(message))
         if handle is None:
             return False
         handle(self, sender, self._compared(message))
@@ -313,10 +315,10 @@ class Peer(Machine):
             self.desk.stop_waiting()
             self.cycle.wait_for(Step.FOLD)
         if self.desk.wanted and self.desk.time_out(self.now):
-            self._check_wait()
+            self.check_wait()
         if self.joiner.pursuit is not None and (late := self.joiner.time_out(self)) is not None:
             self.desk.note_overdue(late.source, late.since)
-            self._carry_out(self.joiner.give_up(self))
+            self.carry_out(self.joiner.give_up(self))
         if self.wave is not None:
             self.wave.wake(self.now)
         if (step := self.cycle.take_step()) is not None:
@@ -324,9 +326,9 @@ class Peer(Machine):
         elif self._waits_for_hello() and self.now >= self.joiner.join_until:
             self._begin_round()
         if self.joiner.may_seek(self):
-            self._seek()
+            self.seek()
         if not self.copies.counts:
-            self._settle()
+            self.settle()
         self._after_input()
 
     def waits(self) -> str:
@@ -445,12 +447,12 @@ class Peer(Machine):
         if not trained or near is not None:
             silent = [n for n in self.links if not trained or n not in (near or ())]
             self.out.broadcast(m.Nothing(round, self.lineage, fresh, offers), to=silent)
-        self._carry_out(self.joiner.adopt(self))  # the trained model has left with the lineage that it is of
+        self.carry_out(self.joiner.adopt(self))  # the trained model has left with the lineage that it is of
         if self.joiner.may_seek(self):
-            self._seek()
+            self.seek()
         if self.cycle.ending is not None:  # else it has begun anew with the models of others
             self.cycle.await_neighbours(self)
-            self._check_wait()
+            self.check_wait()
 
     def _store(self, result: Trained) -> Tensor | None:
         """Store what was trained in the bank, and return it; None where it cannot be used."""
@@ -473,10 +475,10 @@ class Peer(Machine):
         """Continue after the personal last step, with what came meanwhile."""
         self.out.note("tuned")
         self.state = State.WAITING
-        self._carry_out(self.joiner.adopt(self))
+        self.carry_out(self.joiner.adopt(self))
         self.cycle.wait_for(Step.BEGIN)
 
-    def _check_wait(self) -> None:
+    def check_wait(self) -> None:
         if self.state is State.WAITING:
             self.cycle.check_wait(self, bool(self.desk.wanted))
 
@@ -506,7 +508,7 @@ class Peer(Machine):
         self.surveys.say(self, self.elections.detector.unfit)
         if self.elections.wave is not None:
             self.elections.prepare(self)
-        elif self.surveys.wave is None and not self._changes:
+        elif self.surveys.wave is None and not self.changes:
             if self.surveys.is_due(self):
                 self.surveys.begin(self, self.elections.detector.unfit)
             elif self.elections.is_due(self):
@@ -516,115 +518,36 @@ class Peer(Machine):
         self._begin_round()
 
     @property
-    def _changes(self) -> bool:
+    def changes(self) -> bool:
         """Whether its clusters will be others once what was decided takes effect."""
         return self.surveys.decided is not None or self.elections.opens
-
-    def _on_hello(self, sender: int, hello: m.Hello) -> None:
-        known = self.links[sender]
-        if known.hello is not None and known.hello.incarnation not in (UNKNOWN, hello.incarnation):
-            self.links[sender] = known = Neighbour()
-        if known.hello is None or known.hello.incarnation == UNKNOWN:
-            self.cycle.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
-        known.greet(hello)
-        self._take_in_hello()
-
-    def _take_in_hello(self) -> None:
-        """Continue where it was the neighbours' hello that was waited for."""
-        self._seek()
-        self._settle()
-        self._check_wait()
-        self._begin_if_all_have_spoken()
 
     def _waits_for_hello(self) -> bool:
         return self.cycle.ending is None and self.joiner.waits_for_hello(self)
 
-    def _begin_if_all_have_spoken(self) -> None:
+    def begin_if_all_have_spoken(self) -> None:
         """Begin the first round where no neighbour's first hello is waited for: it came, or its sender left."""
         waiting = self.joiner.newcomer and self.state is State.WAITING and self.cycle.ending is None
         if waiting and not is_silent(self.links):
             self.cycle.wait_for(Step.BEGIN)
 
-    def _on_update(self, sender: int, update: m.Update) -> None:
-        message, parts, lineage, _, freshness, offers = update
-        round, cycle = message.round, self.cycle
-        if message.sender != sender:
-            self.out.refuse("in another's name", sender)
-        elif round > MOST_ROUND:
-            self.out.refuse("malformed", sender)
-        else:
-            self._learn(sender, round, lineage, freshness, offers).ended(round, message.cluster, parts)
-            cycle.hold(self, sender, update)
-            if cycle.step is None and cycle.ending is not None:  # also asked there, but there are many updates
-                self._check_wait()
+    # Models of others.
 
-    def _on_nothing(self, sender: int, message: m.Nothing) -> None:
-        self.out.note("nothing", sender, round=message.round)
-        self._learn(sender, *message).ended(message.round, -1, 1)
-        self._check_wait()
+    def seek(self) -> None:
+        self.carry_out(self.joiner.seek(self))
 
-    def _learn(
-        self, sender: int, round: int, lineage: Lineage, freshness: tuple[int, ...], offers: m.Offers
-    ) -> Neighbour:
-        """Take in what comes along with the end of a neighbour's round; returns what is known of it."""
-        known = self.links[sender]
-        if round >= known.offers_round:
-            if offers:
-                held = len(self.copies.counts)
-                own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
-                offers = tuple(own.values())
-            known.offers, known.offers_round, known.offers_lineage = offers, round, lineage
-        if freshness:
-            self.elections.learn(self, freshness, lineage)
-        hello = known.hello
-        if hello is not None and hello.clusters and hello.lineage == lineage:
-            return known  # as almost always
-        if known.learn_from_model(round, lineage):
-            if hello is None:
-                self._take_in_hello()
-            else:
-                self._seek()
-        return known
-
-    # Copies, and the models of others.
-
-    def _on_copy(self, sender: int, copy: m.Copy) -> None:
-        if self.desk.take_in(self, sender, copy):
-            if self.bank is not None:
-                self.cycle.fold_if_idle(self)
-            self._check_wait()
-
-    def _on_declined(self, sender: int, declined: m.Declined) -> None:
-        if declined.cluster is not None:
-            if self.desk.is_declined(sender, declined.cluster):
-                self._check_wait()
-        elif self.joiner.expects(sender):
-            self.links[sender].decline()
-            self._carry_out(self.joiner.give_up(self))
-            self._settle()
-
-    def _on_bank_copy(self, sender: int, copy: m.BankCopy) -> None:
-        if self.joiner.expects(sender):
-            self._carry_out(self.joiner.take_in(self, sender, copy))
-            self._settle()
-        else:
-            self.desk.refuse_unasked(self, sender, copy)
-
-    def _seek(self) -> None:
-        self._carry_out(self.joiner.seek(self))
-
-    def _carry_out(self, effect: JoinEffect | None) -> None:
+    def carry_out(self, effect: JoinEffect | None) -> None:
         if effect is not None:
             _JOINS[type(effect)](self, effect)
 
     def _await_models(self, effect: Pursue) -> None:
         """Wait for models that were asked for: without any there is nothing else to do."""
         if self.bank is None:
-            self._leave_wave()
+            self.leave_wave()
             self.state = State.EMPTY
 
     def _follow(self, effect: Follow) -> None:
-        self._leave_wave()
+        self.leave_wave()
         for entry in effect.lineage[len(self.lineage) :]:
             self._take_entry(entry)
         self.surveys.catch_up(self)
@@ -634,7 +557,7 @@ class Peer(Machine):
 
     def _extend(self, effect: Extend) -> None:
         pursuit, opened = effect
-        self._leave_wave()
+        self.leave_wave()
         for j in opened:
             copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
@@ -648,7 +571,7 @@ class Peer(Machine):
     def _switch(self, effect: Switch) -> None:
         pursuit, round = effect
         kind = "join" if self.bank is None else "switch"
-        self._leave_wave()
+        self.leave_wave()
         self.job = None
         self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
         for j, copy in pursuit.taken.items():
@@ -667,11 +590,11 @@ class Peer(Machine):
     def _continue_round(self) -> None:
         """Continue the round, where clusters changed and none is under way."""
         if self.cycle.ending is not None:
-            self._check_wait()
+            self.check_wait()
         elif self.job is None and self.cycle.step in (None, Step.FOLD):  # folding between rounds leads to no other step
             self.cycle.wait_for(Step.BEGIN)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
         if self.bank is not None or self.joiner.pursuit is not None or self.job is not None or self.wave is not None:
             return
@@ -681,53 +604,13 @@ class Peer(Machine):
             self.out.note("afresh")
             self._draw()
         elif self.elections.warm is None:
-            self._warm_up()
+            self.warm_up()
         else:
             self._stand(self.elections.warm)
 
     # Elections and surveys.
 
-    def _on_probe(self, sender: int, probe: m.Probe) -> None:
-        surveys = probe.call is not None and probe.call.survey
-        if self._changes:
-            fits = False
-        elif surveys:
-            fits = self.state is not State.DONE and self.surveys.may_join(self, probe)
-        else:
-            fits = self.elections.may_join(self, sender, probe, pursuing=self.joiner.pursuit is not None)
-        if fits and not surveys and self.surveys.wave is not None:
-            self._leave_wave()  # it can wait: others need an election first
-        wave = self.wave
-        if wave is not None and wave.is_kind_of(probe):
-            wave.receive(sender, probe, self.now)
-        elif wave is not None or not fits:
-            self.out.send(sender, m.Refuse(probe.key))
-            self.out.send(sender, self.hello())
-        elif surveys:
-            ending = self.cycle.ending is not None
-            self.surveys.join(self, sender, probe, self.elections.detector.unfit, ending)
-        else:
-            self._join_election(sender, probe)
-
-    def _join_election(self, sender: int, probe: m.Probe) -> None:
-        """Join an election; with the models at the end of the round where one is ending."""
-        starts = self.bank is None
-        self.elections.join(self, sender, probe, starts or self.job is not None or bool(self.cycle.finishes))
-        if starts and self.job is None and self.elections.warm is None:
-            self._warm_up()
-        elif not starts:
-            if isinstance(self.background, WarmUp):  # it was looking at its fit: the election decides that
-                self.background = None
-            if self.cycle.ending is None:
-                self.elections.prepare(self)
-
-    def _on_election(self, sender: int, message: Any) -> None:
-        if self.wave is not None:
-            self.wave.receive(sender, message, self.now)
-        elif not isinstance(message, m.Refuse):
-            self.out.send(sender, m.Refuse(message.key))
-
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         self.state = State.WARMING
         self.job = self.elections.warm_up(self)
         self.out.ask(self.job)
@@ -740,9 +623,6 @@ class Peer(Machine):
         self.out.note("warmed")
         self._use_warm(warm)
 
-    def _end_own_score(self, job: Score, losses: Losses) -> None:
-        self._use_warm(Warm(job.models[0], losses))
-
     def _use_warm(self, warm: Warm) -> None:
         """Vote, or stand, with a warmed-up model."""
         self.elections.keep_warm(warm)
@@ -753,7 +633,7 @@ class Peer(Machine):
 
     def _vote_with(self, election: Election, warm: Warm) -> None:
         election.warmed(warm)
-        self.state = State.ELECTING if self.elections.has_vote else State.PAUSED
+        self.state = State.PAUSED if election.warm is None else State.ELECTING
 
     def _stand(self, warm: Warm) -> None:
         self.state = State.ELECTING
@@ -766,9 +646,6 @@ class Peer(Machine):
         elif self.elections.wave is not None:
             self.elections.wave.scored(job, losses)
 
-    def _end_warm_up_beside(self, job: WarmUp, warm: Warm) -> None:
-        self.elections.use_warm(self, job, warm)
-
     def _end_observation(self, job: Observe, result: Any) -> None:
         if self.surveys.wave is not None:
             self.surveys.wave.observed(result)
@@ -778,7 +655,7 @@ class Peer(Machine):
         if self.round >= self.options.rounds:
             self._continue_round()  # the last step can be picked
 
-    def _leave_wave(self) -> None:
+    def leave_wave(self) -> None:
         """Take no part in an election or a survey any more, and stop the work for it."""
         if self.wave is not None:
             self.wave.leave()
@@ -802,9 +679,9 @@ class Peer(Machine):
         """Carry out what a wave wants, and what came of it where no training is under way."""
         if self.surveys.wave is not None:
             self._drain_wave()
-            if self.surveys.result() is not None:
+            if self.surveys.wave.phase == "done":
                 self.surveys.end(self)
-                self._stop_beside(Observe)
+                self.stop_beside(Observe)
         elif self.elections.wave is not None:
             self._drain_wave()
             self._advance_election(self.elections.wave)
@@ -818,10 +695,10 @@ class Peer(Machine):
         if self.bank is not None:
             if election.cut_off:
                 self.elections.detector.last = self.round - 1  # a by-election of its own would stop the others'
-                self._leave_wave()
+                self.leave_wave()
                 return
             if election.opened:
-                self._stop_beside(WarmUp)
+                self.stop_beside(WarmUp)
             if election.outcome is not None:
                 self.elections.end_beside(self)
             return
@@ -833,7 +710,7 @@ class Peer(Machine):
             if self.elections.warm is not None:
                 self._vote_with(election, self.elections.warm)
             else:
-                self._warm_up()
+                self.warm_up()
             self._drain_wave()
         if election.outcome is not None:
             self._conclude(election.outcome)
@@ -842,7 +719,7 @@ class Peer(Machine):
         """Begin with the models that were elected."""
         self.elections.end()
         if outcome.entry is None:
-            self._settle()
+            self.settle()
             return
         self._take_bank(torch.stack([model for _, model in outcome.opened]), (outcome.entry,), self.round)
         self.joiner.settle_in()
@@ -883,7 +760,7 @@ class Peer(Machine):
         job = self.last_step.measurement(self, self.lineage)
         return None if job is None else replace(job, models=job.models.clone())
 
-    def _stop_beside(self, kind: type) -> None:
+    def stop_beside(self, kind: type) -> None:
         if isinstance(self.background, kind):
             self.background = None
 
@@ -898,20 +775,6 @@ class Peer(Machine):
             self._take_opened(outcome)
 
 
-_HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
-    **dict.fromkeys(m.ELECTION, Peer._on_election),
-    m.Probe: Peer._on_probe,
-    m.Hello: Peer._on_hello,
-    m.Update: Peer._on_update,
-    m.Nothing: Peer._on_nothing,
-    m.CopyRequest: lambda peer, sender, message: peer.desk.answer(peer, sender, message),
-    m.Copy: Peer._on_copy,
-    m.Declined: Peer._on_declined,
-    m.BankRequest: lambda peer, sender, message: peer.joiner.answer(peer, sender, message),
-    m.BankCopy: Peer._on_bank_copy,
-    m.Alarm: lambda peer, sender, message: peer.elections.hear_alarm(peer, sender, message),
-    m.Curves: lambda peer, sender, message: peer.last_step.hear(peer, sender, message),
-}
 _STEPS: dict[Step, Callable[[Peer], None]] = {
     Step.ASK: Peer._ask_for_copies,
     Step.FOLD: Peer._fold,
@@ -924,10 +787,10 @@ _ENDS: dict[type, Callable[[Peer, Any, Any], None]] = {
     Rest: Peer._end_rest,
     Personalise: Peer._end_personal,
     WarmUp: Peer._end_warm_up,
-    Score: Peer._end_own_score,
+    Score: lambda peer, job, losses: peer._use_warm(Warm(job.models[0], losses)),
 }
 _ENDS_BESIDE: dict[type, Callable[[Peer, Any, Any], None]] = {
-    WarmUp: Peer._end_warm_up_beside,
+    WarmUp: lambda peer, job, warm: peer.elections.use_warm(peer, job, warm),
     Observe: Peer._end_observation,
     Curve: Peer._end_curve,
 }

@@ -22,6 +22,7 @@ from dfca.core.rules.clusters import NEWEST, merge_values_
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.merging import Plan
 from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
+from dfca.peer.inbox import MOST_ROUND
 
 FRESH = 20
 """Rounds after which an alarm that was not raised anew is forgotten."""
@@ -70,12 +71,10 @@ class DriftDetector:
         return self.alarm > 0 or self.misfit
 
     def look(self, loss: float, mixed: bool = True) -> None:
-        """Take in the loss of its best model.
+        """Take in the loss of its best model on its training samples.
 
-        Args:
-            loss: The loss on its training samples.
-            mixed: Whether the model was averaged with others since, or nobody is away. A peer that trains alone
-                overfits its own samples: how low its loss gets then is no measure.
+        mixed: the model was averaged with others since, or nobody is away. A peer that trains alone overfits its own
+        samples: how low its loss gets then is no measure.
         """
         self.highest = max(self.highest, loss) if math.isfinite(loss) else self.highest
         self.alarm = self.alarm + 1 if has_risen(loss, self.lowest, self.highest) else 0
@@ -86,31 +85,23 @@ class DriftDetector:
         """Return whether clusters may be lost, as a neighbour says: this peer knows of no recent update."""
         return all(self.idle[j] >= ROUNDS or self.newest[j] < round - ROUNDS for j in lost if j < len(self.idle))
 
-    def learn(self, freshness: tuple[int, ...], limit: int) -> None:
-        """Take in the newest rounds that a neighbour knows of; no round beyond `limit` is believed."""
+    def learn(self, freshness: tuple[int, ...]) -> None:
+        """Take in the newest rounds that a neighbour knows of."""
         for j, round in enumerate(freshness[: len(self.newest)]):
-            if self.newest[j] < round <= limit:
+            if self.newest[j] < round <= MOST_ROUND:
                 self.newest[j] = round
 
     def is_news(self, origin: int, number: int) -> bool:
         """Return whether an alarm is newer than what is known of its origin."""
         return origin not in self.alarms or number > self.alarms[origin][0]
 
-    def hear_alarm(self, origin: int, number: int, raised: bool, round: int) -> bool:
-        """Take in an alarm; return whether it is news."""
-        if not self.is_news(origin, number):
-            return False
+    def hear_alarm(self, origin: int, number: int, raised: bool, round: int) -> None:
+        """Take in an alarm that is news."""
         self.alarms[origin] = (number, raised, round)
-        return True
 
     def end_round(self, clusters: int, informed: bool = True, unwatched: Iterable[int] = ()) -> None:
-        """Count for how long each cluster has been idle.
-
-        Args:
-            clusters: How many there are.
-            informed: Whether enough neighbours are in reach to know.
-            unwatched: Clusters that cannot be lost.
-        """
+        """Count for how long each cluster has been idle; informed: enough neighbours are in reach to know; unwatched:
+        clusters that cannot be lost."""
         self.grow(clusters)
         for j in range(clusters):
             if self.newest[j] > self.seen[j]:
@@ -195,4 +186,3 @@ class Callers:
         if not opened and self.caller != NOBODY:
             waited = round - last >= pause
             self.futile[self.caller] = (next_pause(PAUSE, False) if waited else min(2 * pause, MOST_PAUSE), round)
-        self.caller = NOBODY

@@ -12,7 +12,7 @@ from dfca.peer.records.lineage import Entry, Lineage, extended, quiet_surveys, s
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Observe
-from dfca.peer.waves.survey import Surveyed, SurveyWave
+from dfca.peer.waves.survey import SurveyWave
 
 SLACK = 2.0
 """Who does this many times fewer rounds than its neighbours does not observe: all would have its answer too late."""
@@ -37,6 +37,7 @@ class Surveys(Part):
         "strikes": "survey_strikes",
         "failed": "survey_failed",
     }
+    NOT_STORED = Part.NOT_STORED | {"wave"}
 
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
@@ -51,12 +52,8 @@ class Surveys(Part):
         self.losses: tuple[float, ...] = ()  # of all models, by which it last chose
         self.train_s = 0.0  # how long a round took to train
 
-    def save(self) -> dict[str, Any]:
-        """See `Part`; the wave is stored with the elections'."""
-        return {n: value for n, value in super().save().items() if n != "wave"}
-
     def restore(self, stored: dict[str, Any]) -> None:
-        """See `Part`."""
+        """See `Part`; the wave is stored with the elections'."""
         super().restore(stored)
         wave = stored["election"]
         self.wave = wave if isinstance(wave, SurveyWave) else None
@@ -161,18 +158,14 @@ class Surveys(Part):
             return None
         return Observe(at.bank[[pair.follows, pair.partner]], pair.share)
 
-    def result(self) -> Surveyed | None:
-        """Return how the survey ended, None while it has not."""
-        return None if self.wave is None else self.wave.outcome
-
     def end(self, at: PeerView) -> None:
         """End the survey, with or without a result, which takes effect later."""
         wave = self.wave
         assert at.options.method.merging is not None
         assert wave is not None
         self.held, self.due = at.round, at.round + at.options.method.merging.every
-        if wave.outcome is not None and wave.outcome.entry is not None:
-            self.decided = Decided(wave.outcome.entry, wave.base, wave.round + LAG)
+        if wave.outcome is not None:
+            self.decided = Decided(wave.outcome, wave.base, wave.round + LAG)
         self.leave()
 
     def take_decided(self, at: PeerView, ended: bool) -> Entry | None:

@@ -195,12 +195,9 @@ def total(slots: Sequence[int], said: Iterable[Observation]) -> Survey:
 
 
 def pair_up(heard: Poll, alone: Collection[int] = (), asked: int = 0) -> tuple[int, ...]:
-    """Return the partner of every cluster, `NOBODY` for none: (k,).
+    """Return the partner of every cluster, `NOBODY` for none: (k,). Clusters that are to stay alone have none.
 
-    Args:
-        heard: What all clients say.
-        alone: Clusters that have no partner.
-        asked: How many surveys in a row have merged nothing: their pairs are left out, until all were asked about.
+    asked: how many surveys in a row have merged nothing; their pairs are left out, until all were asked about.
     """
     used = [place for place, followers in enumerate(heard.followers) if followers and heard.slots[place] not in alone]
     ranked = sorted((_distance(heard, a, b), a, b) for a, b in combinations(used, 2))
@@ -262,20 +259,9 @@ def _excess(survey: Survey, place: int, first: int = OF_PARTNER) -> float:
     return min(plain, tuned) - min(0.0, right)
 
 
-def decide(
-    heard: Poll,
-    survey: Survey,
-    partners: Sequence[int],
-    options: MergeOptions,
-) -> Plan:
-    """Decide what becomes of the clusters that are open.
-
-    Args:
-        heard: What all clients said in the poll.
-        survey: What the observers said.
-        partners: Of what (`pair_up`).
-        options: How clusters are merged.
-    """
+def decide(heard: Poll, survey: Survey, partners: Sequence[int], options: MergeOptions) -> Plan:
+    """Decide what becomes of the clusters that are open, by what all clients said in the poll and what observers did
+    of them and their partners (`pair_up`)."""
     empty = [slot for slot, followers in zip(heard.slots, heard.followers, strict=True) if not followers]
     if len(empty) == len(heard.slots):  # one is left
         empty = empty[1:]
@@ -350,22 +336,9 @@ def observe(
     held: tuple[Samples, Tensor],
     local: LocalOptions,
 ) -> tuple[tuple[float, ...], float]:
-    """Judge the model that one client follows, its partner's and their average.
-
-    Args:
-        model: What runs vectors as models.
-        own: The model that the client follows, (P,).
-        partner: The other one, (P,).
-        share: How much that weighs in the average (`share_of`).
-        train: The samples that the client trains with.
-        held: Those that it holds out, at least one.
-        local: Its personal steps (`rules.personal.plain`).
-
-    Returns:
-        The excess and the optimism of an `Observation`.
-    """
-    slices = observe_in_slices(model, own, partner, share, train, held, local, max(1, local.steps))
-    *_, judged = slices
+    """Judge the model (P,) that a client follows, its partner's and their average by `share_of`, with the samples that
+    it trains with and those that it holds out, at least one; returns excess and optimism of an `Observation`."""
+    *_, judged = observe_in_slices(model, own, partner, share, train, held, local, max(1, local.steps))
     assert judged is not None
     return judged
 
@@ -426,10 +399,8 @@ def differ(own: float, partner: float) -> tuple[float, ...]:
 def compare(losses: Tensor, chosen: Tensor, task: Task) -> tuple[float, ...]:
     """Compute what a follower of a says of its partner b: the excess of an `Observation`.
 
-    Args:
-        losses: Of a, b and their average on n samples, without and with personal steps, (2, 3, n).
-        chosen: c_i(d) by sample: 0 for a, 1 for b, (n,).
-        task: What is learned.
+    losses (2, 3, n): of a, b and their average on n samples, without and with personal steps; chosen (n,): c_i(d), 0
+    for a and 1 for b.
     """
     losses, mine = losses.cpu(), chosen == 0
     own, partner, average = losses.unbind(dim=1)

@@ -43,11 +43,6 @@ def fold(average: Tensor, count: int, incoming: Tensor) -> tuple[Tensor, int]:
     return average + (incoming - average) / (r + 1), r
 
 
-def fold_weighted(average: Tensor, own: Tensor, incoming: Tensor, weight: float) -> Tensor:
-    """Fold one received model with a fixed weight: a' = a + w (x - own), own the copy before the first fold."""
-    return average + weight * (incoming - own)
-
-
 def fold_(average: Tensor, count: int, incoming: Tensor, weight: float = 1.0) -> int:
     """Fold in place, in one pass: a += w (x - a) / (r + 1), r = count + 1; returns r. w = 1 is `fold`.
 
@@ -62,7 +57,7 @@ def fold_(average: Tensor, count: int, incoming: Tensor, weight: float = 1.0) ->
 
 
 def fold_weighted_(average: Tensor, own: Tensor, incoming: Tensor, weight: float) -> None:
-    """Fold in place with a fixed weight: a += w (x - own); `fold_weighted` is its pure twin."""
+    """Fold in place with a fixed weight: a += w (x - own), own the copy before the first fold."""
     average.add_(incoming, alpha=weight).sub_(own, alpha=weight)
 
 

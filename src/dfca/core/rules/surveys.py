@@ -22,13 +22,8 @@ QUIET = 2  # surveys in a row that merge nothing before no more are held: the se
 def merging_of(options: MergeOptions | None, rounds: int | None, clusters: int | None) -> MergeOptions | None:
     """Return how clusters are merged in a run: None where they are not, and the election decides alone.
 
-    Clusters are merged where the algorithm does, where half of the rounds come after the first survey, and where no
-    number of clusters is asked for.
-
-    Args:
-        options: How the algorithm merges clusters, if it does.
-        rounds: How many rounds there are; None: there is no last one.
-        clusters: The number of clusters asked for; None: as many as are worth their data.
+    Clusters are merged where the algorithm does, where half of the rounds (None: they do not end) come after the first
+    survey, and where no number of clusters is asked for.
     """
     short = rounds is not None and options is not None and rounds < 2 * options.first
     return None if short or clusters is not None else options

@@ -1,4 +1,4 @@
-"""What peers say to each other. A message is a plain record; `problem` says what is wrong with one, whatever came.
+"""What peers say to each other. A message is a plain record; `well_formed` says whether what came is one.
 
 Small messages arrive in order within one epoch of a link. Those that carry a model (`Update`, `BankCopy`, `Copy`,
 `Candidate`, `Centre`, `Served`) are large and may be overtaken by small ones; of `Update`s, the newest per sender and

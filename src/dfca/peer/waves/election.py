@@ -103,20 +103,10 @@ class Election(Wave):
         if take is not None:
             take(self, sender, message, now)
 
-    def _on_count(self, sender: int, message: Count, now: float) -> None:
-        self._take_count(sender, message)
-
-    def _on_refuse(self, sender: int, message: Refuse, now: float) -> None:
-        self._without(sender, now)
-
     def _on_open(self, sender: int, message: Open, now: float) -> None:
         fits = is_possible(message.log, self.call) and message.voters <= self.most
         if sender == self.parent and self.phase == "counted" and fits:
             self._opened(message.voters, message.log, message.first)
-
-    def _on_centre(self, sender: int, message: Centre, now: float) -> None:
-        if sender == self.parent:
-            self._take_centre(message)
 
     def _on_bid(self, sender: int, message: Bid, now: float) -> None:
         if self.phase == "bid" and message.turn == len(self.log):
@@ -255,8 +245,8 @@ class Election(Wave):
         lacked = counted is not None and self._known_to(counted) < len(self.centres)
         return "stand" if self.phase == "bid" and lacked else self.phase
 
-    def _take_centre(self, message: Centre) -> None:
-        if message.place != len(self.centres) or not self._fits(message.model):
+    def _on_centre(self, sender: int, message: Centre, now: float) -> None:
+        if sender != self.parent or message.place != len(self.centres) or not self._fits(message.model):
             return
         self.centres.append(message.model)
         if self.phase == "opening":
@@ -547,8 +537,8 @@ def _join(known: Tensor | None, more: Tensor) -> Tensor:
 
 
 _TAKES: dict[type, Callable[[Election, int, Any, float], None]] = {
-    Count: Election._on_count,
-    Refuse: Election._on_refuse,
+    Count: lambda wave, sender, message, now: wave._take_count(sender, message),
+    Refuse: lambda wave, sender, message, now: wave._without(sender, now),
     Open: Election._on_open,
     Centre: Election._on_centre,
     Bid: Election._on_bid,

@@ -45,12 +45,6 @@ PATIENCE = 3.0
 """A peer waits this many times longer for its parent, which waits for others, than for its children."""
 
 
-class Surveyed(NamedTuple):
-    """How a survey ended."""
-
-    entry: Entry | None  # of the lineage, None where there is no result
-
-
 class Pair(NamedTuple):
     """What a peer is asked to observe: the cluster that it follows, its partner, and the partner's weight."""
 
@@ -75,7 +69,7 @@ class SurveyWave(Wave):
     missing: set[int] = field(default_factory=set)  # the children whose answer is to come
     observing: Pair | None = None  # its own observation, which is to come
     said: Survey | None = None  # the sum so far
-    outcome: Surveyed | None = None  # how it ended
+    outcome: Entry | None = None  # of the lineage, once it has ended with a result
 
     def _take(self, sender: int, message: Any, now: float) -> None:
         if isinstance(message, Count):
@@ -181,13 +175,13 @@ class SurveyWave(Wave):
             return
         for kid in sorted(self.kids):
             self._send(kid, Result(self.key, entry))
-        self.phase, self.outcome = "done", Surveyed(entry)
+        self.phase, self.outcome = "done", entry
 
     # Losses of neighbours.
 
     def _give_up(self) -> None:
         self.leave()
-        self.phase, self.outcome = "done", Surveyed(None)
+        self.phase = "done"
 
     def _again(self, now: float, silent: bool = False) -> None:
         self._give_up()
