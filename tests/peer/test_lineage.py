@@ -204,6 +204,7 @@ def test_a_long_lineage_is_folded_and_says_the_same_of_its_clusters() -> None:
     assert folded[2:] == tuple(by_election(number) for number in range(LONGEST - 1 - KEPT, LONGEST - 1))
     assert layout_of(folded) == Clusters(3)
     assert is_lineage(folded)
+    assert len(history(2 * LONGEST - 3 - KEPT)) == 2 + KEPT  # folded again
     closing = Entry(3, 0, 7, 0, 0, (0, 1), (Merge(0, 1, 0.5, 0.0),))
     lineage = extended(history(3), closing)
     for number in range(LONGEST):

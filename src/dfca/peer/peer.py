@@ -551,8 +551,7 @@ class Peer(Machine):
         for entry in effect.lineage[len(self.lineage) :]:
             self._take_entry(entry)
         self.surveys.catch_up(self)
-        self.out.save()
-        self.out.broadcast(self.hello())
+        self._announce()
         self._continue_round()
 
     def _extend(self, effect: Extend) -> None:
@@ -565,7 +564,8 @@ class Peer(Machine):
             self.out.note("adopt", pursuit.source, j, copy.message.round)
         self.lineage = pursuit.lineage
         self.elections.detector.close(self.round - 1, len(self.copies.bank), opened)
-        self._announce_taken()
+        self.elections.set_voted(self, False)
+        self._announce()
         self._continue_round()
 
     def _switch(self, effect: Switch) -> None:
@@ -577,13 +577,13 @@ class Peer(Machine):
         for j, copy in pursuit.taken.items():
             self.copies = bank.stamped(self.copies, j, copy.message.offer)
         self.out.note(kind, pursuit.source, number=len(pursuit.taken))
-        self._announce_taken()
+        self.elections.set_voted(self, False)
+        self._announce()
         self.desk.stop_waiting()
         self.cycle.begin_anew()
 
-    def _announce_taken(self) -> None:
-        """Tell the neighbours of models that were taken over without a vote."""
-        self.elections.set_voted(self, False)
+    def _announce(self) -> None:
+        """Save what the peer holds now, and tell the neighbours."""
         self.out.save()
         self.out.broadcast(self.hello())
 
@@ -769,8 +769,7 @@ class Peer(Machine):
         if (entry := self.surveys.take_decided(self, ended=self.state is State.DONE)) is not None:
             self._take_entry(entry)
             self.surveys.wait_after_result(self)
-            self.out.broadcast(self.hello())
-            self.out.save()
+            self._announce()
         if (outcome := self.elections.take_decided(self)) is not None:
             self._take_opened(outcome)
 
