@@ -106,7 +106,7 @@ def test_a_participant_alone_writes_its_state() -> None:
                 assert target.attr not in HELD or node.name in MACHINES, f"{node.name} writes {target.attr}"
 
 
-def test_what_is_heard_writes_no_field_of_a_peer() -> None:
+def test_handlers_of_messages_write_no_field_of_a_peer() -> None:
     for target in _assigned(ast.parse(_source("heard").read_text())):
         owner = target.value.id if isinstance(target.value, ast.Name) else ""
         assert owner == "known", f"heard writes {owner}.{target.attr}"  # what a neighbour has said

@@ -203,7 +203,7 @@ def test_a_peer_that_hears_of_a_fold_before_its_round_is_closed_takes_the_result
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_of_two_sides_that_were_parted_for_long_the_one_with_more_votes_keeps_its_models(more: bool) -> None:
+def test_the_side_with_more_votes_keeps_its_models_after_a_long_partition(more: bool) -> None:
     sides: list[Lineage] = [FIRST, FIRST]
     for number in range(LONGEST - 1):
         sides[0] = extended(sides[0], Entry(3, number, 0, 0, 7, (1,)))

@@ -239,7 +239,7 @@ def test_a_peer_away_for_too_long_has_the_lower_lineage() -> None:
 
 
 @pytest.mark.parametrize(("voters", "higher"), [(2, False), (4, True)])
-def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_the_higher(voters: int, higher: bool) -> None:
+def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_higher(voters: int, higher: bool) -> None:
     folded, behind = history(LONGEST - 1), history(LONGEST - 2)
     other = (*behind[:3], *(entry._replace(voters=voters) for entry in behind[3:]))
     assert not same(other, folded)
@@ -251,7 +251,7 @@ def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_the_hig
     assert later > mine
 
 
-def test_where_another_first_election_was_held_nothing_is_folded() -> None:
+def test_a_lineage_with_another_first_election_is_not_folded() -> None:
     folded, behind = history(LONGEST - 1), history(LONGEST - 2)
     other = (behind[0]._replace(voters=8), *behind[1:])
     assert aligned(other, folded) == other

@@ -114,7 +114,7 @@ def root_of(waves: dict[int, Election]) -> int:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.9])
-def test_who_loses_the_root_repeats_the_wave_and_no_turn_that_was_decided(share: float) -> None:
+def test_a_lost_root_costs_one_more_wave_and_no_decided_turn(share: float) -> None:
     usual = undisturbed()
     held = hold(root_of, share * usual.ends[-1])
     print(
