@@ -149,6 +149,6 @@ def test_the_line_says_which_differences_are_beyond_chance() -> None:
         "† beyond chance: worse than dfca-auto: local ‡; better than dfca-auto: oracle; within chance: ifca"
     )
     one = paired.compare({name: {0: by_seed[0]} for name, by_seed in scores.items()}, "dfca-auto")
-    assert paired.verdict_line("dfca-auto", one) is None
+    assert paired.verdict_line("dfca-auto", one, {}) is None
     assert "one seed: no interval" in paired.explanation("dfca-auto", one.values(), "accuracy", True)[0]
     assert "which is worse" in paired.explanation("dfca-auto", compared.values(), "RMSE", False)[0]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 LEVEL = 0.05
@@ -189,9 +188,7 @@ def intervals_line(family: int) -> str:
     return f"± half of its 95 % interval{adjusted}; {BEYOND_CHANCE} the interval does not contain 0"
 
 
-def verdict_line(
-    reference: str, compared: Mapping[str, Compared], marks: Mapping[str, str] = MappingProxyType({})
-) -> str | None:
+def verdict_line(reference: str, compared: Mapping[str, Compared], marks: Mapping[str, str]) -> str | None:
     """Say which differences to the reference are beyond chance; None where no seeds were paired.
 
     marks: what stands behind the name of some algorithms.

@@ -156,10 +156,8 @@ def _check(value: Any, about: Mapping[str, Any], kinds: tuple[Any, ...], name: s
     )
     if whole and not isinstance(value, Integral) and not demand.startswith(("an integer", '"')):
         demand = f"an integer {demand}"
-    shown, advice = (
-        repr(value) if isinstance(value, str) else value,
-        f"; {about['advice']}" if "advice" in about else "",
-    )
+    shown = repr(value) if isinstance(value, str) else value
+    advice = f"; {about['advice']}" if "advice" in about else ""
     raise ConfigError(f"{about.get('called', name)} must be {demand}, got {shown}{advice}")
 
 
@@ -173,10 +171,8 @@ def _within(value: Any, about: Mapping[str, Any]) -> bool:
 
 def _demand(about: Mapping[str, Any]) -> str:
     """Write bounds: ">= 1", "> 0 and finite", "in [0, 1)", "in 0..1"."""
-    low, high = (
-        next((key for key in ("ge", "gt") if key in about), ""),
-        next((key for key in ("le", "lt") if key in about), ""),
-    )
+    low = next((key for key in ("ge", "gt") if key in about), "")
+    high = next((key for key in ("le", "lt") if key in about), "")
     if low and high:
         if (low, high) == ("ge", "le"):
             return f"in {about[low]}..{about[high]}"

@@ -94,7 +94,7 @@ def load_experiment(
     range, or a device that is not here.
     """
     name, values = _read(name_or_path)
-    folder = folder_of(name_or_path)
+    folder = None if _is_preset(name_or_path) else Path(name_or_path).resolve().parent
     if folder is not None:
         look_in(folder)  # modules of the user's own stand beside the file that names them
     scale, values = _choose_scale(_choose_recipe(values, scale, recipe), scale)
@@ -130,14 +130,8 @@ def _on_this_machine(experiment: Experiment) -> Experiment:
     return experiment if settled == config else replace(experiment, config=settled)
 
 
-def folder_of(name_or_path: str | Path) -> Path | None:
-    """Return the folder of an experiment file; None for a preset."""
-    path = Path(name_or_path)
-    return None if _is_preset(path, name_or_path) else path.resolve().parent
-
-
-def _is_preset(path: Path, name_or_path: str | Path) -> bool:
-    return path.suffix != ".toml" and path.name == str(name_or_path)
+def _is_preset(name_or_path: str | Path) -> bool:
+    return not str(name_or_path).endswith(".toml") and Path(name_or_path).name == str(name_or_path)
 
 
 def read_stored(text: str) -> tuple[Config, Sweep]:
@@ -161,7 +155,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
 def _text(name_or_path: str | Path) -> tuple[str, str]:
     """Return the name of a preset, or the path of a file, and its text."""
     path = Path(name_or_path)
-    if _is_preset(path, name_or_path):
+    if _is_preset(name_or_path):
         texts = _preset_texts()
         if path.name not in texts:
             file = path.parent / f"{path.name}.toml"

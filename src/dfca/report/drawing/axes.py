@@ -75,26 +75,24 @@ def zoom_of(series: Mapping[str, ScoreCurve]) -> Zoom | None:
         return None
     span = ends[-1][0] - ends[0][0]
     for few in range(1, (len(ends) - 1) // 2 + 1):
-        if ends[-1][0] - ends[few][0] <= CROWDED * span and ends[few][0] - ends[few - 1][0] > max(0.25 * span, FAR):
-            outside = tuple(name for _, name in ends[:few])
-            later = [
-                float(mean)
-                for name, curve in series.items()
-                if name not in outside
-                for x, mean in zip(curve.x, curve.mean, strict=True)
-                if np.isfinite(mean) and x >= 0.5 * curve.x[-1]
-            ]
-            inside, everything = (
-                ends[few:],
-                [mean for curve in series.values() for mean in curve.mean if np.isfinite(mean)],
-            )
-            if max(later) - min(later) < FLAT or inside[-1][0] - inside[0][0] < CLEAR * (max(later) - min(later)):
-                return None
-            if max(later) - min(later) > WHOLE * (max(everything) - min(everything)):
-                return None
-            low, high = 100 * min(later), 100 * max(later)
-            edge = max(0.5, 0.08 * (high - low))
-            return Zoom(max(0.0, low - edge), min(100.5, high + edge), outside)
+        inside, outside = ends[few:], tuple(name for _, name in ends[:few])
+        spread = inside[-1][0] - inside[0][0]
+        if spread > CROWDED * span or inside[0][0] - ends[few - 1][0] <= max(0.25 * span, FAR):
+            continue
+        later = [
+            float(mean)
+            for name, curve in series.items()
+            if name not in outside
+            for x, mean in zip(curve.x, curve.mean, strict=True)
+            if np.isfinite(mean) and x >= 0.5 * curve.x[-1]
+        ]
+        everything = [mean for curve in series.values() for mean in curve.mean if np.isfinite(mean)]
+        height = max(later) - min(later)
+        if height < FLAT or spread < CLEAR * height or height > WHOLE * (max(everything) - min(everything)):
+            return None
+        low, high = 100 * min(later), 100 * max(later)
+        edge = max(0.5, 0.08 * (high - low))
+        return Zoom(max(0.0, low - edge), min(100.5, high + edge), outside)
     return None
 
 

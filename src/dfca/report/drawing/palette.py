@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 GREY = "#8a8a8a"
 
@@ -26,54 +25,48 @@ CLUSTERS = (
     "#8c6432",
 )
 
-ALGORITHMS: Mapping[str, str] = MappingProxyType(
-    {
-        "dfca-auto": "#9c3cf0",
-        "dfca-gi": "#0072b2",
-        "dfca-li": "#e69f00",
-        "dfca-fi": "#8c6432",
-        "ifca": "#d55e00",
-        "dfedavgm": "#009e73",
-        "fedspd": "#cc79a7",
-        "fedavg": "#56b4e9",
-        "facade": "#2098b8",
-        "fedem": "#ff4fa0",
-        "deprl": "#6b8e23",
-        "dfedpgp": "#d111bb",
-        "dpfl": "#3d7367",
-        "psfl": "#007a15",
-        "pens": "#b8860b",
-        "dac": "#6a78d8",
-        "local": GREY,
-        "oracle": GREY,
-    }
-)
+ALGORITHMS: Mapping[str, str] = {
+    "dfca-auto": "#9c3cf0",
+    "dfca-gi": "#0072b2",
+    "dfca-li": "#e69f00",
+    "dfca-fi": "#8c6432",
+    "ifca": "#d55e00",
+    "dfedavgm": "#009e73",
+    "fedspd": "#cc79a7",
+    "fedavg": "#56b4e9",
+    "facade": "#2098b8",
+    "fedem": "#ff4fa0",
+    "deprl": "#6b8e23",
+    "dfedpgp": "#d111bb",
+    "dpfl": "#3d7367",
+    "psfl": "#007a15",
+    "pens": "#b8860b",
+    "dac": "#6a78d8",
+    "local": GREY,
+    "oracle": GREY,
+}
 OTHERS = ("#d8003c", "#00a818", "#3060ff", "#ff50ff", "#9a4a8c", "#b795fa")  # for variants, and algorithms of users
 
-LIGHT: Mapping[str, str] = MappingProxyType(
-    {
-        "text": "#1c1f23",
-        "soft": "#5b626b",
-        "page": "#ffffff",
-        "panel": "#f6f7f8",
-        "line": "#dfe2e6",
-        "accent": "#0072b2",
-        "warning": "#fff3cd",
-        "on-warning": "#5c4400",
-    }
-)
-DARK: Mapping[str, str] = MappingProxyType(
-    {
-        "text": "#e6e8ea",
-        "soft": "#a3aab3",
-        "page": "#16181b",
-        "panel": "#1f2226",
-        "line": "#3a3f45",
-        "accent": "#56b4e9",
-        "warning": "#3a2f10",
-        "on-warning": "#ffe08a",
-    }
-)
+LIGHT: Mapping[str, str] = {
+    "text": "#1c1f23",
+    "soft": "#5b626b",
+    "page": "#ffffff",
+    "panel": "#f6f7f8",
+    "line": "#dfe2e6",
+    "accent": "#0072b2",
+    "warning": "#fff3cd",
+    "on-warning": "#5c4400",
+}
+DARK: Mapping[str, str] = {
+    "text": "#e6e8ea",
+    "soft": "#a3aab3",
+    "page": "#16181b",
+    "panel": "#1f2226",
+    "line": "#3a3f45",
+    "accent": "#56b4e9",
+    "warning": "#3a2f10",
+    "on-warning": "#ffe08a",
+}
 
 
 def cluster_colour(cluster: int) -> str:

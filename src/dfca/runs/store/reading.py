@@ -63,7 +63,8 @@ class Run:
     @cached_property
     def points(self) -> list[PointRow]:
         """The points of a sweep; without one, the run itself."""
-        return list(map(PointRow.of, self.head["points"] if self.swept else [self.head]))
+        whole = {"algorithms": self.config.get("algorithms", ()), "seeds": self.seeds, **self.head}
+        return list(map(PointRow.of, self.head["points"] if self.swept else [whole]))
 
     @property
     def varying(self) -> list[str]:
@@ -96,10 +97,7 @@ class Run:
         finished = asked = 0
         for point in self.points:
             trials = self.trials_at(point)
-            names, seeds = (
-                (point.algorithms, point.seeds) if self.swept else (self.config.get("algorithms", []), self.seeds)
-            )
-            wanted = {(name, seed) for name in names for seed in seeds}
+            wanted = {(name, seed) for name in point.algorithms for seed in point.seeds}
             asked += len(wanted | {(trial.algorithm, trial.seed) for trial in trials})
             finished += sum(trial.finished for trial in trials)
         return finished, asked
