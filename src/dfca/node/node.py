@@ -19,7 +19,7 @@ from dfca.node.disk.saving import SaveThenSend, Store
 from dfca.node.surroundings import start_threads
 from dfca.node.transport import Transport
 from dfca.node.work.guard import ModelGuard
-from dfca.node.work.pace import Pace
+from dfca.node.work.pace import Idling, Pace
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
@@ -53,8 +53,8 @@ class Node:
     """One participant that runs.
 
     duration: how long a long job takes in virtual time; work is then done inline when that time has passed. Without it,
-    work is done in a thread of the node's own. note: called with every note of the peer. threads:
-    starts threads, by name and count.
+    work is done in a thread of the node's own. note: called with every note of the peer. idling: when it rests.
+    threads: starts threads, by name and count.
     """
 
     def __init__(
@@ -66,16 +66,18 @@ class Node:
         duration: Callable[[Job], float] | None = None,
         note: Callable[[Note], None] = lambda note: None,
         pace: Pace | None = None,
+        idling: Idling | None = None,
         threads: Callable[[str, int], Executor] = start_threads,
     ) -> None:
         self.machine, self._work, self._transport, self._store = machine, work, transport, store
-        self._duration, self._note, self.pace = duration, note, pace or Pace()
+        self._duration, self._note, self.pace, self.idling = duration, note, pace or Pace(), idling or Idling(0.0)
         self._executor: Executor | None = None if duration else threads("work", 1)
         self._disk: Executor | None = None if duration or store is None else threads("disk", 1)
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: InputRecorder | None = None
         self.guard: ModelGuard | None = None  # scores models of neighbours that are watched
         self.linked: set[int] = set()  # the neighbours in reach, also while the peer has not begun
+        self._met: set[int] = set()  # neighbours that have been in reach
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
         self._round_began = -math.inf
@@ -153,6 +155,9 @@ class Node:
 
     def connected(self, neighbour: int) -> None:
         self.linked.add(neighbour)
+        if neighbour not in self._met:
+            self._met.add(neighbour)
+            self.idling.wake()
         self.saving.forget(neighbour)
         self._input("connected", neighbour)
 
@@ -162,6 +167,7 @@ class Node:
         self._input("disconnected", neighbour)
 
     def received(self, sender: int, message: Any) -> None:
+        self.idling.compare(sender, message, self.machine.bank)
         if self.guard is None or not self.guard.doubts(sender, message):
             self._input("receive", sender, message)
         elif self._executor is None:
@@ -206,6 +212,8 @@ class Node:
                 self.record.input(now, kind, *values)
             getattr(self.machine, kind)(*values, now)
             self._carry_out()
+            if self.idling.rest_s and isinstance(self.machine, Peer) and self.machine.is_stirred:
+                self.idling.wake()
         except Exception as error:
             self._fail(error)
 
@@ -283,6 +291,7 @@ class Node:
         pause = self.pace.wait_s(self._round_began, self._now())
         if pause > 0:
             await asyncio.sleep(pause)
+        await self.idling.rest()
         unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
         end = self._now() + self.pace.unread_s
         while unread is not None and unread() > 1 and self._now() < end and not self._stopped:

@@ -52,7 +52,7 @@ from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.guard import ModelGuard
 from dfca.node.work.heap import give_back_memory
 from dfca.node.work.local_work import LocalWork, WorkSamples
-from dfca.node.work.pace import Pace, WriteBudget
+from dfca.node.work.pace import Idling, Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import Note
@@ -61,6 +61,9 @@ TICK_S = 1.0
 STATUS_S = 15.0
 ADDRESSES_S = 30.0
 LEAST_ROUND_S = 0.05  # at most 20 rounds a second: each costs the neighbours a message and this node a write
+LEAST_GAIN = (
+    0.001  # share of the loss of guessing by which a better loss is lower: classes are chosen right long before
+)
 LINKS_S = 10  # how long a new swarm waits for its links before the first election
 END_S = 4.0  # how long the end may wait for the disk; the process ends within 10 s of a signal
 
@@ -131,6 +134,11 @@ class Service:
         self._guard: ModelGuard | None = None
         self._roster_after = -math.inf
         self._norm_of: tuple[int, float] = (-1, 0.0)
+        facts, guess = folder.facts, guess_loss(folder.facts)
+        # A swarm with a last round does all of them, and under "batch" neighbours would wait for a node that rests.
+        rests = not facts.rounds and facts.aggregation == "sequential"
+        least = 0.0 if facts.predicts_numbers else LEAST_GAIN * guess
+        self.idling = Idling(config.training.rest_s if rests else 0.0, guess, least)
         self.port = 0
         self.addresses: tuple[str, ...] = ()
         self.store: DiskStore
@@ -178,9 +186,8 @@ class Service:
         limit = config.limits.write_bytes_per_day
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
         pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
-        self.node = Node(
-            peer, self.work, self.transport, store, note=self._note, pace=pace, threads=self._around.threads
-        )
+        threads = self._around.threads
+        self.node = Node(peer, self.work, self.transport, store, None, self._note, pace, self.idling, threads)
         self._guard = getattr(self.work, "guard", None)
         if self._guard is not None:
             self._guard.lineage, self.node.guard = lambda: peer.lineage, self._guard
@@ -278,7 +285,7 @@ class Service:
 
     async def _tick(self) -> None:
         """Look after what changes slowly: roster, addresses, problems. Raises if the node cannot continue."""
-        status_at, addresses_at = -math.inf, self._clock.steady()
+        status_at, addresses_at, looked_at = -math.inf, self._clock.steady(), self._clock.steady()
         while True:
             self._check_member()
             if self.node.failure is not None:
@@ -296,9 +303,13 @@ class Service:
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
                 self._watch("address", self._announce)
-            if now - status_at >= STATUS_S:
+            if now - status_at >= max(STATUS_S, self.idling.rest_s):
                 status_at = now
                 self._watch("status", self._save_status)
+            if self.idling.rest_s and 0 < self.folder.config.training.reread_s <= now - looked_at:
+                looked_at = now
+                if self.work.is_stale():
+                    self.idling.wake()
             await asyncio.sleep(TICK_S)
 
     def _save_status(self, running: bool = True) -> None:
@@ -334,6 +345,9 @@ class Service:
 
     def _note(self, note: Note) -> None:
         self.notes.note(note)
+        if note.kind == "finish":
+            own = None if self.work.report is None else self.work.report.own
+            self.idling.learned(self.work.loss if own is None else own.loss)
         if self._guard is not None:
             self._guard.note(note)
 
@@ -522,7 +536,7 @@ def make_work(folder: NodeFolder) -> LocalWork:
     guard = None
     if facts.privacy is None:  # what it goes back to would depend on exact scores
         guard = ModelGuard(guess_loss(facts), folder.path, folder.around.clock.steady, folder.around.disk)
-    work = LocalWork(samples(), refresh, guard=guard)
+    work = LocalWork(samples(), refresh, guard=guard, is_stale=data.is_stale)
     give_back_memory()
     return work
 

@@ -127,6 +127,11 @@ class Peer(Machine):
         """The models of the clusters that are open, (k, P): the bank itself where all are."""
         return self.bank if self.bank is None or not self.copies.closed else self.bank[self.open_clusters]
 
+    @property
+    def is_stirred(self) -> bool:
+        """Whether rounds are waited for: by a wave, models that are taken over, or a change that has been decided."""
+        return self.wave is not None or self.joiner.pursuit is not None or self._changes or self.background is not None
+
     def will_take(self, lineage: Lineage) -> bool:
         """Return whether a neighbour's lineage is what this peer's will be once what was decided takes effect."""
         return self.surveys.will_take(self, lineage) or self.elections.will_take(self, lineage)

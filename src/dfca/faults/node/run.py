@@ -36,7 +36,7 @@ from dfca.node.operate.logs import Log
 from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.surroundings import Surroundings
-from dfca.node.task.config import DataConfig, NetworkConfig, NodeConfig
+from dfca.node.task.config import DataConfig, NetworkConfig, NodeConfig, TrainingConfig
 from dfca.node.task.facts import Facts, InputFacts, ModelFacts
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.invite import SECRET_BYTES, Invite
@@ -60,6 +60,8 @@ LONGEST = 20.0
 """No delay is longer, in medians."""
 STALLS_S = 1.0
 """Where messages may take longer, links end for their silence, and are back in `BACK_S`."""
+QUIET_ROUNDS = 10
+"""Without a better loss, after which a node rests."""
 LOOK_S = 2.0
 MORE_ROUNDS = 3
 END_S = 20.0
@@ -86,6 +88,10 @@ class NodeWork(TinyWork):
         self.recent_losses: tuple[float, ...] = ()
         self.report = self.personal = self.problem = None
         self.rereads = 0
+
+    def is_stale(self) -> bool:
+        """Return whether there are other samples than those that were read: never."""
+        return False
 
     def move_to(self, group: int) -> None:
         super().move_to(group)
@@ -367,7 +373,8 @@ class NodeRun:
         bits = Random(f"{node}/{device.incarnation}").getrandbits
         around = Surroundings(life, LifeDisk(life), life.threads, bits, life.listen)
         network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
-        config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network)
+        training = TrainingConfig(rest_s=self.world.rest_s)
+        config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network, training=training)
         try:
             roster = Roster.load(device.path / ROSTER, around.disk)
             folder = WatchedFolder(device.path, config, identity(node), self.facts, roster, around, device=device)
@@ -384,6 +391,7 @@ class NodeRun:
                 lambda folder: cast(Any, NodeWork(0, node, node % self.world.groups, self._start(), self._models())),
             )
             service.folded = self.folded
+            service.idling.quiet_rounds = QUIET_ROUNDS
             await service.run()
         except Violation as violation:
             self.fail(str(violation))
@@ -567,7 +575,7 @@ class NodeRun:
         world = self.world
         delay_s = world.delay_s * math.exp(world.spread**2 / 2)  # the mean
         hop_s = delay_s * (3 + math.ceil(MODEL_BYTES / world.chunk_bytes))  # announced, asked for, piece by piece
-        round_s = max([0.3, *dict(world.slow).values()]) + (FOLD_S if world.aggregation == "batch" else 0.0)
+        round_s = max([0.3, *dict(world.slow).values()]) + (FOLD_S if world.aggregation == "batch" else world.rest_s)
         return RECOVERY_S + HOPS * world.nodes * hop_s + (world.rounds or MORE_ROUNDS) * round_s
 
     def _expected(self) -> list[WorldDevice]:

@@ -68,6 +68,7 @@ class NodeWorld:
     walled: tuple[int, ...] = ()  # nodes that can only dial out, as behind a router
     old: tuple[int, ...] = ()  # nodes that do not send models on links, as until 0.2
     pairings: tuple[Pairing, ...] = ()
+    rest_s: float = 0.0  # longest rest of a node between rounds, from the first ones on that bring nothing
 
 
 def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
@@ -135,6 +136,7 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
             Pairing(i, round(pairs.uniform(0, FAULTS_S), 2), pairs.choice(inviting), pairs.choice((0, 0, 1, 6)))
             for i in joining
         ),
+        rest_s=random.Random(f"rest/{seed}/{number}").choice((0.0, 0.0, 10.0, 60.0)),
     )
 
 

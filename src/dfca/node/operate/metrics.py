@@ -25,6 +25,7 @@ GAUGES = (  # name, help, key of the status
     ("staleness_updates", "Mean age of the last folded models.", "staleness"),
     ("round_seconds", "How long its last training took.", "round_s"),
     ("since_round_seconds", "Time since it ended a round.", "since_round_s"),
+    ("rest_seconds", "How long it rests between two rounds, as nothing is learned.", "rest_s"),
     ("members", "Members of the swarm.", "members"),
     ("problems", "Problems that last: disk, data, certificate.", "problems"),
     ("incarnation", "How often it has been started, less one.", "incarnation"),

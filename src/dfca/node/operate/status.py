@@ -62,6 +62,7 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
         "staleness": notes.staleness,
         "round_s": notes.round_s,
+        "rest_s": node.idling.rest_s,
         "since_round_s": None if notes.finished_at is None else notes.now() - notes.finished_at,
         "folds": notes.counts["fold"],
         "drops": notes.counts["drop"],
@@ -226,6 +227,8 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     took = "" if get("round_s") is None else f", {get('round_s'):.2g} s each"
     waits = "" if get("state") == "training" or not get("waits") else f"; {get('waits')}"
     rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}{waits}"))
+    if get("rest_s"):
+        rows.append(("rest", f"{get('rest_s'):.0f} s between rounds: nothing is learned; new data or models end it"))
     cluster = "none yet" if get("cluster") is None else f"{get('cluster')} of {get('clusters')}"
     rows.append(("cluster", cluster))
     for key, (title, form) in SCORES.items():

@@ -144,6 +144,9 @@ class TrainingConfig(Table, kw_only=True):
     )
     threads: int = option(default=1, ge=1, le=1024, description="cores that training may use")
     pause_s: Seconds = option(default=0.0, description="rest between two rounds, to save power")
+    rest_s: Seconds = option(
+        default=600.0, description="longest rest between two rounds while nothing is learned, to save power; 0: none"
+    )
     reread_s: Seconds = option(default=10.0, description="how often to look whether the data has changed; 0: never")
     factory: Factory | None = option(
         default=None,

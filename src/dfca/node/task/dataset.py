@@ -234,6 +234,10 @@ class DeviceData:
         self.problem: str | None = None
         self.samples = load(config, folder, facts)
 
+    def is_stale(self) -> bool:
+        """Return whether the files are others than those that were read."""
+        return self._look() != self._read
+
     def changed(self) -> bool:
         """Return whether the files are others than those that were read, and the same as at the last look."""
         now = self._look()

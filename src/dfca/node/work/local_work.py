@@ -40,7 +40,8 @@ class WorkSamples:
 class LocalWork:
     """Computes the jobs of one peer in its thread.
 
-    refresh: returns new samples if the data has changed, else None; raises DfcaError if it cannot be used.
+    refresh: returns new samples if the data has changed, else None; raises DfcaError if it cannot be used. is_stale:
+    looks whether files have changed since they were read.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class LocalWork:
         refresh: Callable[[], WorkSamples | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         guard: ModelGuard | None = None,
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.samples, self._refresh, self._clock = samples, refresh, clock
+        self.samples, self._refresh, self._clock, self.is_stale = samples, refresh, clock, is_stale
         self.guard = guard
         if guard is not None:
             guard.score = self._loss
