@@ -236,6 +236,7 @@ def test_a_peer_away_for_too_long_has_the_lower_lineage() -> None:
     for short in (history(0), history(5), history(LONGEST - KEPT + LEFT - 3)):
         assert aligned(short, folded) == short
         assert short < folded
+    assert aligned(folded, folded) is folded
 
 
 @pytest.mark.parametrize(("voters", "higher"), [(2, False), (4, True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dfca.peer.inbox import MOST_ROUND, UNKNOWN, Neighbour
+from dfca.peer.inbox import UNKNOWN, Neighbour
 from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.work import WarmUp
@@ -38,7 +38,7 @@ def _update(peer: Peer, sender: int, update: m.Update) -> None:
     round, cycle = message.round, peer.cycle
     if message.sender != sender:
         peer.out.refuse("in another's name", sender)
-    elif round > MOST_ROUND:
+    elif round > m.MOST_ROUND:
         peer.out.refuse("malformed", sender)
     else:
         _learn(peer, sender, round, lineage, freshness, offers).ended(round, message.cluster, parts)

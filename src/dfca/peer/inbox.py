@@ -9,12 +9,10 @@ from functools import lru_cache
 from operator import itemgetter
 
 from dfca.peer.records.lineage import Lineage, clusters_of
-from dfca.peer.records.messages import Hello, Offers, Update
+from dfca.peer.records.messages import MOST_ROUND, Hello, Offers, Update
 
 MOST_PARTS = 4096
 """How many models of a neighbour's round a peer counts."""
-MOST_ROUND = 2**40
-"""No later round is believed."""
 Limit = Callable[[int], float]
 """By sender, the newest round that is folded now."""
 UNKNOWN = -1

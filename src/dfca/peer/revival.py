@@ -22,7 +22,7 @@ from dfca.core.rules.clusters import NEWEST, merge_values_
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.merging import Plan
 from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
-from dfca.peer.inbox import MOST_ROUND
+from dfca.peer.records.messages import MOST_ROUND
 
 FRESH = 20
 """Rounds after which an alarm that was not raised anew is forgotten."""

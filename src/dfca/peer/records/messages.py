@@ -24,6 +24,8 @@ from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_l
 MOST_ATTEMPT = 2**32
 """No election is begun again as often."""
 MOST_TURNS = 2**14
+MOST_ROUND = 2**40
+"""No later round is believed."""
 MOST_SURVEYED = 26
 """No survey is of more clusters: no list of a message is longer than 4096."""
 MOST_PEERS = 2**20
