@@ -6,10 +6,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dfca.base.errors import DfcaError, ModelError, place_of, unknown
-from dfca.base.files import sha256
 from dfca.base.imports import import_function
 
 if TYPE_CHECKING:  # an experiment is read and checked without torch, so functions import it themselves
@@ -24,47 +23,6 @@ MODELS = {
     "(the authors' code: CIFAR-10)",
     "cnn1d": "two blocks of conv - ReLU - max-pool over time, then a hidden layer (sensor windows)",
 }
-
-
-class ModelChoice(Protocol):
-    """Which model, and how large: `model_options.ModelOptions`, which needs pydantic; a device does without."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def channels(self) -> tuple[int, int]: ...
-    @property
-    def standardise(self) -> bool: ...
-    @property
-    def start_from(self) -> str | tuple[str, ...] | None: ...
-    @property
-    def start_sha256(self) -> tuple[str, ...] | None: ...
-    @property
-    def factory(self) -> str | None: ...
-
-
-def make_factory(options: ModelChoice, shape: Any, classes: int, crop: int | None = None) -> Callable[[], nn.Module]:
-    """Make the function that builds one fresh model for samples of that shape: a tuple of numbers, or a tuple or dict
-    of such shapes where a sample is several tensors. crop: the side of the centres of images that the model sees.
-
-    Raises ConfigError for an unknown name, ModelError for a model that does not fit the shape.
-    """
-    seen = cropped(shape, crop)
-    if options.factory is not None:
-        make = own_factory(options.factory, seen, classes)
-    else:
-        make = known_factory(options.name, seen, classes, options.hidden, options.channels)
-    make = on_images(make, crop, options.standardise)
-    if options.start_from is None:
-        return make
-    if options.start_sha256 is not None and options.start_sha256 != start_digests(options):
-        raise ModelError(
-            f"model.start_from ({options.start_from}) is not the file that the run began with, its SHA-256 differs; "
-            "restore it, or run into another folder"
-        )
-    return pretrained(make, options.start_from)
 
 
 def cropped(shape: Any, crop: int | None) -> Any:
@@ -95,18 +53,6 @@ def on_images(make: Callable[[], nn.Module], crop: int | None, standardise: bool
     return build
 
 
-def start_digests(options: ModelChoice) -> tuple[str, ...]:
-    """Hash the files that models start from. Raises ModelError where one cannot be read."""
-    given = options.start_from or ()
-    digests = []
-    for path in (given,) if isinstance(given, str) else given:
-        try:
-            digests.append(sha256(Path(path)))
-        except OSError as error:
-            raise ModelError(f"start_from {path} cannot be read: {error.strerror or error}") from None
-    return tuple(digests)
-
-
 def own_factory(path: str, shape: Any, classes: int) -> Callable[[], nn.Module]:
     """Make the function that builds a model of the user's own, "module:function"."""
     build = import_function(path, "model.factory")
@@ -116,7 +62,7 @@ def own_factory(path: str, shape: Any, classes: int) -> Callable[[], nn.Module]:
 def known_factory(
     name: str, shape: Any, classes: int, hidden: int, channels: tuple[int, int]
 ) -> Callable[[], nn.Module]:
-    """Make the function that builds one of `MODELS`; see `make_factory`."""
+    """Make the function that builds one of `MODELS`; see `model_options.make_factory`."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):

@@ -7,8 +7,7 @@ import torch
 
 from dfca.base.errors import ConfigError, ModelError
 from dfca.core.learning.params import FlatModel
-from dfca.model_options import ModelOptions
-from dfca.models import make_factory
+from dfca.model_options import ModelOptions, make_factory
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dfca.core.learning.images import CentreCrop, Standardise
 from dfca.core.method import Augment
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment, read_stored
-from dfca.models import make_factory
+from dfca.model_options import make_factory
 from dfca.node.task.facts import Facts
 from dfca.node.task.learner import build, measured
 from dfca.runs.runner import run

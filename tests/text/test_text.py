@@ -22,7 +22,8 @@ import dfca
 from dfca.base.errors import DataError, ModelError
 from dfca.core.learning.params import FlatModel, initial
 from dfca.experiment.load import load_experiment
-from dfca.models import make_factory, pretrained
+from dfca.model_options import make_factory
+from dfca.models import pretrained
 from dfca.node.operate.commands import init_node, join_node
 from dfca.node.operate.control import call
 from dfca.node.task.founding import Founding, JoinPlan

@@ -20,8 +20,7 @@ from dfca.base.renamed import refuse_earlier
 from dfca.core.learning.params import FlatModel, load_constants_
 from dfca.data.registry import SOURCES
 from dfca.experiment.sweep import label_of
-from dfca.model_options import ModelOptions
-from dfca.models import make_factory
+from dfca.model_options import ModelOptions, make_factory
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run
 from dfca.runs.store.reading import load_run as read_run

@@ -19,7 +19,6 @@ class RemoteFile:
     name: str
     urls: tuple[str, ...]  # mirrors of the same bytes
     sha256: str | None = None  # None: none is published
-    size_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from dfca.base.validation import show
 from dfca.experiment.config import Config
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep
 from dfca.experiment.variants import flatten, merge, nest, rejoin, unfold
-from dfca.model_options import ModelOptions
-from dfca.models import start_digests
+from dfca.model_options import ModelOptions, start_digests
 
 TEXT = "text"  # the recipe of a file without any
 

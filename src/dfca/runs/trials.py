@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dfca import algorithms, models, topology
+from dfca import algorithms, topology
 from dfca.base.errors import ConfigError, DfcaError, RunError, explain_batch_norm
 from dfca.base.files import Stream
 from dfca.core.client import effective
@@ -25,7 +25,7 @@ from dfca.data.clients import Split
 from dfca.data.partitions import make_split
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.experiment.variants import options_of
-from dfca.model_options import ModelOptions
+from dfca.model_options import ModelOptions, make_factory
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint
@@ -273,7 +273,7 @@ class Workload:
             sink.note(f"model.{idle[0]} does nothing beside model.factory, which makes the model", group)
         augment = config.data.augment
         crop = None if augment is None else augment.crop
-        make_model = models.make_factory(config.model, split.train.shape, split.classes, crop)
+        make_model = make_factory(config.model, split.train.shape, split.classes, crop)
         return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:

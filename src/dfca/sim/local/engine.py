@@ -441,11 +441,9 @@ class Engine:
             return False
         return spans(self.model, samples, self.local, known=data.products is not None)
 
-    def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int | Sequence[int] = 0) -> Tensor:
-        """Take plain steps on all samples of every client, from the one with the id `first` on, or of those with the
-        ids `first`: (C, P) -> (C, P)."""
+    def finetuned(self, vectors: Tensor, data: ClientData, steps: int, clients: Sequence[int]) -> Tensor:
+        """Take plain steps on all samples of some clients: (C, P) -> (C, P)."""
         options = plain(self.local, steps)
-        clients = range(first, first + len(vectors)) if isinstance(first, int) else first
         return self._after_training(vectors, data, lambda samples: [options], clients)
 
     def warmed_up(self, vectors: Tensor, data: ClientData, how: ElectionOptions, first: int) -> Tensor:
