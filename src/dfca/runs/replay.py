@@ -10,11 +10,9 @@ from typing import NamedTuple
 import torch
 
 from dfca.base.errors import RunError
-from dfca.base.files import read_text
-from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
-from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.folder import RunFolder, read_experiment
 from dfca.runs.store.metrics import read_metrics, without_nan
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
@@ -42,11 +40,13 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     not there.
     """
     path = Path(out)
-    if not (path / "config.toml").exists():
-        raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one")
-    config, sweep = read_stored(read_text(path / "config.toml"))
-    experiment = Experiment(path.name, "default", config, sweep)
-    folder = RunFolder(path, swept=bool(sweep))
+    experiment = read_experiment(path)
+    swept = bool(experiment.sweep)
+    folder = RunFolder(path, swept)
+
+    def trace_of(trial: Trial) -> Path:
+        return trial.file(path / "trace", ".jsonl")
+
     folder.check_form()
     if threads := folder.recorded_threads():  # another number of threads rounds in another way
         torch.set_num_threads(min(threads, MOST_THREADS))
@@ -54,9 +54,7 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     for point in experiment.points:
         for seed in point.config.seeds:
             trials = [Trial(name, seed, point) for name in point.config.algorithms]
-            traced = [
-                trial for trial in trials if trial.key in finished and trace_of(path, trial).exists() and wanted(trial)
-            ]
+            traced = [trial for trial in trials if trial.key in finished and trace_of(trial).exists() and wanted(trial)]
             if not traced:
                 continue
             traces += len(traced)
@@ -66,19 +64,15 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
                 Alone(point.config.clients),
             )
             for trial in traced:
-                records = read_trace(trace_of(path, trial))
+                records = read_trace(trace_of(trial))
                 result = simulation_of(trial, workload.setting(trial), trace=False, replay=records).run()
                 rows = [json.loads(json.dumps(without_nan(row))) for row in result.metrics]
-                written = [line for line in lines if line.key(bool(sweep)) == trial.key]
+                written = [line for line in lines if line.key(swept) == trial.key]
                 yield ReplayResult(trial, len(records), len(rows), _difference(written, rows))
     if not traces:
         raise RunError(
             f"{path} has no trace of a finished trial; run it with --set world.trace=true (and --no-resume, or --out)"
         )
-
-
-def trace_of(folder: Path, trial: Trial) -> Path:
-    return trial.file(folder / "trace", ".jsonl")
 
 
 def _difference(written: Sequence[EvaluationRow], rows: Sequence[JsonObject]) -> str:

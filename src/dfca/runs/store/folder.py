@@ -138,6 +138,18 @@ def read_summary(path: Path) -> JsonObject:
     return summary
 
 
+def read_experiment(path: Path) -> Experiment:
+    """Read the experiment of a run folder. Raises RunError if it is none, or its config.toml cannot be read."""
+    try:
+        config, sweep = read_stored(read_text(path / "config.toml"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one") from None
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(f"{path / 'config.toml'} cannot be read ({reason}); restore it: it says what was run") from error
+    return Experiment(path.resolve().name, "default", config, sweep)
+
+
 class RunFolder:
     """A folder that this process alone writes to, from `open_` until `close`.
 

@@ -6,13 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dfca.core.learning.task import METRICS
 from dfca.sim.metrics_table import ALL_MODELS, metric_key
 
 DASH = "–"
-DOWNWARDS = {"rmse": "RMSE", "mse": "MSE", "mae": "MAE", "perplexity": "perplexity", "loss": "loss"}
-"""Names of known metrics where less is better, for lines of trials that are not finished."""
-SHARES = {"f1": "F1", "exact_match": "exact match", "token_accuracy": "token accuracy"}
-"""Names of those that are shown in percent, beside accuracy."""
 
 
 class ShownMetric(NamedTuple):
@@ -87,6 +84,8 @@ class ShownMetric(NamedTuple):
 
 
 ACCURACY = ShownMetric()
+KNOWN = {one.key: ShownMetric(one.name, one.key, one.higher_is_better, one.percent) for _, one in METRICS.values()}
+KNOWN["loss"] = ShownMetric("loss", "loss", higher_is_better=False, percent=False)
 
 
 def metric_of(record: Mapping[str, Any]) -> ShownMetric:
@@ -104,6 +103,4 @@ def metric_named(key: str) -> ShownMetric:
     >>> metric_named("accuracy") == ACCURACY, metric_named("rmse")
     (True, ShownMetric(name='RMSE', key='rmse', higher_is_better=False, percent=False, unit=''))
     """
-    if key == ACCURACY.key:
-        return ACCURACY
-    return ShownMetric((DOWNWARDS | SHARES).get(key, key), key, key not in DOWNWARDS, percent=key in SHARES)
+    return KNOWN.get(key) or ShownMetric(key, key, percent=False)

@@ -12,10 +12,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, explain_write_errors, read_text, sha256
-from dfca.experiment.load import Experiment, read_stored
-from dfca.runs.store.folder import RunFolder, head_of, is_row
+from dfca.experiment.load import Experiment
+from dfca.runs.store.folder import RunFolder, head_of, is_row, read_experiment
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import check_lines, without_nan
 from dfca.runs.store.rows import TrialRow, contradiction
@@ -30,16 +29,10 @@ def repair(run_folder: str | Path) -> list[str]:
     Raises RunError if it is no run folder, another process writes to it, or its config.toml cannot be read.
     """
     path = Path(run_folder)
+    experiment = read_experiment(path)
+    folder = RunFolder.locked(path, swept=bool(experiment.sweep))
     try:
-        config, sweep = read_stored(read_text(path / "config.toml"))
-    except FileNotFoundError:
-        raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one") from None
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(f"{path / 'config.toml'} cannot be read ({reason}); restore it: it says what was run") from error
-    folder = RunFolder.locked(path, swept=bool(sweep))
-    try:
-        return list(_repair(folder, Experiment(path.resolve().name, "default", config, sweep)))
+        return list(_repair(folder, experiment))
     finally:
         folder.close()
 
