@@ -130,7 +130,7 @@ class Peer(Machine):
     @property
     def is_stirred(self) -> bool:
         """Whether rounds are waited for: by a wave, models that are taken over, or a change that has been decided."""
-        return self.wave is not None or self.joiner.pursuit is not None or self._changes or self.background is not None
+        return self.wave is not None or self.joiner.pursuit is not None or self.changes or self.background is not None
 
     def will_take(self, lineage: Lineage) -> bool:
         """Return whether a neighbour's lineage is what this peer's will be once what was decided takes effect."""
