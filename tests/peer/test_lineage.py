@@ -239,6 +239,17 @@ def test_a_peer_away_for_too_long_has_the_lower_lineage() -> None:
     assert aligned(folded, folded) is folded
 
 
+@pytest.mark.parametrize("folds", [1, 2])
+def test_a_lineage_is_folded_further_only_if_enough_is_left_of_it(folds: int) -> None:
+    first = LONGEST - 1  # elections after which a lineage is folded; `again` more, and it is folded again
+    again = LONGEST - 2 - KEPT
+    longer = history(first + (folds - 1) * again)
+    enough = longer[1].attempt + LEFT
+    assert aligned(history(enough - 1), longer) == history(enough - 1)
+    assert aligned(history(enough), longer)[1] == longer[1]
+    assert len(aligned(history(enough), longer)) == 2 + LEFT
+
+
 @pytest.mark.parametrize(("voters", "higher"), [(2, False), (4, True)])
 def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_higher(voters: int, higher: bool) -> None:
     folded, behind = history(LONGEST - 1), history(LONGEST - 2)

@@ -100,7 +100,7 @@ def aligned(lineage: Lineage, other: Lineage) -> Lineage:
 
 def same(one: Lineage, other: Lineage) -> bool:
     """Return whether two lineages are of the same history, however far each is folded."""
-    return one == other or aligned(one, other) == aligned(other, one)
+    return aligned(one, other) == aligned(other, one)
 
 
 def _has_fold(lineage: Lineage) -> bool:
