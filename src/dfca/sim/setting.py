@@ -140,12 +140,6 @@ class Setting(MixingOptions):
             check_images(self.local.augment, shape_of(self.split.train.x))
         if self.bank == "disk" and self.device != "cpu":
             raise ConfigError(f'bank "disk" is for device "cpu", got device "{self.device}"; use bank "auto"')
-        if sorted(self.graph.nodes) != list(range(clients)):
-            raise ConfigError(
-                f"the graph must have the nodes 0..{clients - 1}, one per client; it has {len(self.graph)}"
-            )
-        if self.graph.is_multigraph() or nx.number_of_selfloops(self.graph):
-            raise ConfigError("the graph must be without loops and double edges; convert it by nx.Graph(graph)")
         object.__setattr__(self, "graph", check_graphs(self.graph, clients))
         self._check_directions()
         if self.algorithm.informed and self.split.clusters is None:

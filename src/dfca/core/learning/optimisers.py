@@ -10,7 +10,7 @@ point elsewhere; or each client keeps its state (`Kept`) while it trains the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,6 @@ from dfca.base.errors import ConfigError, place_of
 
 if TYPE_CHECKING:
     from dfca.core.method import LocalOptions
-
-
-class Rule(NamedTuple):
-    """How a gradient step of SGD is taken; decays: of each tensor."""
-
-    rate: float
-    momentum: float
-    decays: Sequence[float]
 
 
 State = dict[str, Tensor]
@@ -90,14 +82,13 @@ def make_stepper(
     """
     take: Callable[[Sequence[Tensor]], None]
     if options.optimizer == "sgd":
-        rule = Rule(options.learning_rate, options.momentum, decays)
         velocity: Sequence[Tensor] | None = None
         if state:
             velocity = [state[f"velocity/{place}"].to(tensor.device) for place, tensor in enumerate(theta)]
 
         def take(gradients: Sequence[Tensor]) -> None:
             nonlocal velocity
-            velocity = descend_(theta, gradients, velocity, rule)
+            velocity = descend_(theta, gradients, velocity, options, decays)
             if state is not None:
                 state.update({f"velocity/{place}": tensor for place, tensor in enumerate(velocity)})
 
@@ -189,15 +180,19 @@ def clipped(gradients: Sequence[Tensor], limit: float, stacked: bool) -> list[Te
 
 
 def descend_(
-    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, rule: Rule
+    theta: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: Sequence[Tensor] | None,
+    options: LocalOptions,
+    decays: Sequence[float],
 ) -> Sequence[Tensor]:
     """Take one step of SGD in place, with weight decay and heavy-ball momentum; returns the velocity."""
     with torch.no_grad():
-        if any(rule.decays):
-            decayed = zip(gradients, theta, rule.decays, strict=True)
+        if any(decays):
+            decayed = zip(gradients, theta, decays, strict=True)
             gradients = [g.add(t, alpha=decay) if decay else g for g, t, decay in decayed]
-        if rule.momentum and velocity is not None:
-            gradients = [g.add(v, alpha=rule.momentum) for g, v in zip(gradients, velocity, strict=True)]
+        if options.momentum and velocity is not None:
+            gradients = [g.add(v, alpha=options.momentum) for g, v in zip(gradients, velocity, strict=True)]
         for tensor, gradient in zip(theta, gradients, strict=True):
-            tensor.sub_(gradient, alpha=rule.rate)
+            tensor.sub_(gradient, alpha=options.learning_rate)
     return gradients
