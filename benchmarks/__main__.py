@@ -47,7 +47,8 @@ def bench(
 
     [bold]floor[/bold]    a round against the same forward and backward passes in bare torch
 
-    [bold]peers[/bold]    the same work in Flower, gossipy and fluke; pip installs each into an environment of its own
+    [bold]peers[/bold]    the same work in other libraries, each in an environment that pip makes; in the code of
+    DFCA's authors too, where DFCA_AUTHORS names a clone of it
 
     [bold]scaling[/bold]  seconds and memory against N, k, P and degree, with fitted exponents
 

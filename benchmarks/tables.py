@@ -55,8 +55,8 @@ def provenance(part: Json) -> list[str]:
     commit = f", commit {machine['commit'][:12]}" if machine.get("commit") else ""
     return [
         f"{part['command']} · {part['date']} · {machine['processor']}, {machine['cpus']} CPUs, {threads}, "
-        f"load {machine['load']} before it began · torch {machine['torch']}, dfca {machine['dfca']}{commit}",
-        f"bf16 matrix products here: {machine['bf16']}",
+        f"load {machine['load']} before it began · torch {machine['torch']}, dfca {machine['dfca']}{commit}"
+        f" · bf16 matrix products: {machine['bf16']}",
     ]
 
 
@@ -101,7 +101,7 @@ def markdown(content: Json, parts: Sequence[str] | None = None) -> str:
             lines += [f"**{table.title}**", ""] if table.title else []
             lines += [_pipes(table.columns), _pipes(["---", *["---:"] * (len(table.columns) - 1)])]
             lines += [*map(_pipes, table.rows), ""]
-            lines += [line for note in table.notes for line in (note, "")]
+            lines += [*(f"- {note}" for note in table.notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -168,19 +168,19 @@ def _scaling(part: Json) -> list[BenchTable]:
     points, notes = [], []
     for row in part["rows"]:
         if row["skipped"] is not None:
-            points.append([row["name"], row["about"], DASH, DASH, DASH])
+            points.append([row["about"], DASH, DASH, DASH])
             notes.append(f"{row['name']}: skipped, {row['skipped']}.")
             continue
         details, spent = row["details"], row["details"]["phases"]
         total = sum(spent.values()) or 1.0
         shares = " / ".join(f"{100 * spent[phase] / total:.0f}" for phase in ("assign", "train", "mix"))
         memory = _bytes(median(details["memory_bytes"]))
-        points.append([row["name"], row["about"], _seconds(median(row["values"]["round"])), memory, shares])
+        points.append([row["about"], _seconds(median(row["values"]["round"])), memory, shares])
     return [
         BenchTable(
             "", ["grows with", "time: exponent (last step)", "memory: exponent (last step)", "wanted", "met"], fitted
         ),
-        BenchTable("points", ["at", "size", "per round", "memory", "assign / train / mix, %"], points, notes),
+        BenchTable("points", ["size", "per round", "memory", "assign / train / mix, %"], points, notes),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -79,6 +80,18 @@ LIBRARIES = (
         "a server averages the updates of all users, who train one after the other",
     ),
 )
+
+AUTHORS = Library(
+    "authors' code",
+    "run_authors.py",
+    ((TORCH, "numpy"),),
+    "the public code of DFCA's authors, k = 1; a client averages with 1 to 14 random others, pair by pair",
+)
+
+
+def libraries() -> tuple[Library, ...]:
+    """List the libraries, with the authors' code where DFCA_AUTHORS names a clone of it."""
+    return (*LIBRARIES, *([AUTHORS] if os.environ.get("DFCA_AUTHORS") else []))
 
 
 def default_cache() -> Path:

@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.baselines.environments import LIBRARIES, Library, default_cache, environment_of, script_of
+from benchmarks.baselines.environments import Library, default_cache, environment_of, libraries, script_of
 from benchmarks.baselines.work import CIFAR, LEARNING_RATE, Work
 from benchmarks.child import measure_rounds, run_script
 from benchmarks.measurements import Row, Skip, Tick, prefixed
@@ -42,11 +42,11 @@ def make_plan(quick: bool, cache: Path | None) -> BaselinesPlan:
     threads = torch.get_num_threads()
     work = Work(clients=20, hidden=200, samples=200, batch=50, degree=10, rounds=8, threads=threads)
     if quick:
-        return BaselinesPlan((replace(work, rounds=3),), LIBRARIES, 1, cache or default_cache())
+        return BaselinesPlan((replace(work, rounds=3),), libraries(), 1, cache or default_cache())
     works = tuple(replace(work, clients=n, hidden=h) for h in (200, 2048) for n in (20, 100))
     # pfl-research's benchmark for CIFAR-10: a cohort of 50 users with 50 samples each
     works += (replace(work, model="cnn", clients=50, hidden=128, samples=50, batch=10, rounds=5),)
-    return BaselinesPlan(works, LIBRARIES, 3, cache or default_cache())
+    return BaselinesPlan(works, libraries(), 3, cache or default_cache())
 
 
 def rows(plan: BaselinesPlan, tick: Tick) -> Iterator[Row]:

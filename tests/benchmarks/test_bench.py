@@ -372,11 +372,48 @@ def test_our_side_does_the_work_of_both_models() -> None:
 
 
 def test_the_scripts_of_other_libraries_do_not_import_dfca() -> None:
-    for library in LIBRARIES:
+    for library in (*LIBRARIES, environments.AUTHORS):
         assert "dfca" not in [line.split()[1].split(".")[0] for line in _imports(script_of(library))]
     neighbours = circulant(replace(WORK, clients=10, degree=4))
     assert neighbours[0] == [1, 2, 8, 9]
     assert all(i in neighbours[m] for i in range(10) for m in neighbours[i])
+
+
+AUTHORS_CODE = """
+import seaborn as sns
+import torchvision.datasets as datasets
+from util import *
+
+class TrainMNISTCluster:
+    def __init__(self, config, device):
+        self.config = config
+
+    def setup_models(self):
+        self.steps = []
+
+    def train(self, cluster_assign, lr):
+        for m_i in range(self.config["m"]):
+            X, y = self.load_data(m_i)
+            self.steps.append((len(X), len(y), self.config["tau"], cluster_assign[m_i]))
+        assert self.steps[-1] == (2, 2, 2, 0), self.steps
+"""
+
+
+def test_the_code_of_the_authors_is_a_peer_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DFCA_AUTHORS", raising=False)
+    assert environments.AUTHORS not in baselines.make_plan(True, tmp_path).libraries
+    monkeypatch.setenv("DFCA_AUTHORS", str(tmp_path))
+    assert environments.AUTHORS in baselines.make_plan(True, tmp_path).libraries
+    tiny = Work(clients=3, hidden=2, samples=4, batch=2, degree=2, rounds=3, threads=1)
+    with pytest.raises(Skip, match="DFCA_AUTHORS must name a clone of the authors' code: there is no"):
+        baselines.theirs(environments.AUTHORS, Path(sys.executable), tiny)
+    folder = tmp_path / "mnist/notebooks/exp_1"
+    folder.mkdir(parents=True)
+    (folder / "util.py").write_text("")
+    (folder / "dfca.py").write_text(AUTHORS_CODE)
+    assert baselines.theirs(environments.AUTHORS, Path(sys.executable), tiny) > 0
+    with pytest.raises(Skip, match="has an MLP only"):
+        baselines.theirs(environments.AUTHORS, Path(sys.executable), replace(tiny, model="cnn"))
 
 
 def test_a_child_that_dies_gives_a_reason() -> None:
