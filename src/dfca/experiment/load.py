@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from importlib.resources import files
@@ -97,7 +97,8 @@ def load_experiment(
     if folder is not None:
         look_in(folder)  # modules of the user's own stand beside the file that names them
     scale, values = _choose_scale(_choose_recipe(values, scale, recipe), scale)
-    changes = _changes(values, overrides)
+    before, changed = flatten(values), flatten(reduce(merge, map(_parse_override, overrides), {}))
+    changes = tuple({"key": key, "value": value, "instead_of": before.get(key)} for key, value in changed.items())
     for override in overrides:
         values = merge(values, _parse_override(override))
     values = _choose_rows(values, algorithms, extras)
@@ -106,7 +107,7 @@ def load_experiment(
     named = {"algorithms": algorithms, "seeds": seeds, "device": device}
     given = {k: v if isinstance(v, int | str) else list(v) for k, v in named.items() if v is not None}
     sweep, values = split_sweep(values | given)
-    _refuse_overridden(overrides, sweep)
+    _refuse_overridden(changed, sweep)
     sweep = Sweep(sweep.grid, tuple({k: v for k, v in table.items() if k not in given} for table in sweep.points))
     config = sweep.base(values)
     texts = {key: fill_in(getattr(config, key), config.values()) for key in ("title", "description")}
@@ -254,16 +255,9 @@ def _parse_override(override: str) -> dict[str, Any]:
     return nest({".".join(parts): parse_value(text.strip())})
 
 
-def _changes(values: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """List what overrides change: each key with its value and with what the file says instead."""
-    before = flatten(dict(values))
-    after = flatten(reduce(merge, map(_parse_override, overrides), {}))
-    return tuple({"key": key, "value": value, "instead_of": before.get(key)} for key, value in after.items())
-
-
-def _refuse_overridden(overrides: Sequence[str], sweep: Sweep) -> None:
+def _refuse_overridden(changed: Iterable[str], sweep: Sweep) -> None:
     """A key that every point sets cannot be changed in the base: say what can."""
-    for key in flatten(reduce(merge, map(_parse_override, overrides), {})):
+    for key in changed:
         if key in sweep.grid:
             raise ConfigError(
                 f"{key} varies in the grid of this experiment; use --set grid.{key}={show(sweep.grid[key])}"

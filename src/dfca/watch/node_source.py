@@ -183,7 +183,7 @@ def ask(folder: Path) -> dict[str, Any]:
     """Return the status of a node: its answer, or the last one that it left; {} where there is none."""
     try:
         owner = parse(read_file(folder / control.FILE, 4096), control.FILE)
-        if _lives(owner.get("pid"), folder / control.FILE):
+        if lives(owner.get("pid"), folder / control.FILE):
             answer = control.call(folder, "status", timeout_s=PATIENCE_S)
             return answer if isinstance(answer, dict) else {}
     except (FileNotFoundError, UnreadableError, DfcaError, AttributeError):
@@ -194,11 +194,11 @@ def ask(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _lives(pid: Any, path: Path) -> bool:
-    """Return whether the process that wrote a file is still there."""
+def lives(pid: Any, path: Path) -> bool:
+    """Return whether the process that wrote a file is still there; False where that is not known."""
     import psutil
 
-    try:
+    try:  # a process that began after the file was written has only taken over the number
         return type(pid) is int and psutil.Process(pid).create_time() <= path.stat().st_mtime + 1
     except (psutil.Error, OSError, ValueError, OverflowError):
         return False

@@ -11,8 +11,8 @@ from dfca.base.errors import RunError
 from dfca.base.renamed import current, renamed
 from dfca.base.toml import parse_toml
 from dfca.watch.metric import as_part, read_metric
-from dfca.watch.node_source import NodeSource
-from dfca.watch.reading import JsonFile, LinesFile, finite, read_file, text, whole_numbers
+from dfca.watch.node_source import NodeSource, lives
+from dfca.watch.reading import JsonFile, LinesFile, UnreadableError, finite, read_file, text, whole_numbers
 from dfca.watch.trials import TrialView, label
 
 MOST_TRIALS = 5000
@@ -207,15 +207,11 @@ class RunSource:
 
     def _is_written(self) -> bool:
         """Return whether the process that locked the folder last still lives; the lock itself is not touched."""
-        import psutil
-
+        path = self.folder / ".lock"
         try:
-            path = self.folder / ".lock"
-            owner = read_file(path, 200).decode(errors="replace").removeprefix("process ").strip()
-            # A process that began after the lock was written has only taken over the number.
-            return bool(psutil.Process(int(owner)).create_time() <= path.stat().st_mtime + 1)
-        except Exception:
-            return False  # not known: a file of another user, or the process of another machine
+            return lives(int(read_file(path, 200).decode(errors="replace").removeprefix("process ")), path)
+        except (OSError, ValueError, UnreadableError):
+            return False
 
     # --- the parts of the page
 
