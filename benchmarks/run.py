@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks import events, floor, ranks, scaling
 from benchmarks.baselines import measure as baselines
 from benchmarks.bench_file import PARTS, BenchFile, machine
 from benchmarks.figures import draw
 from benchmarks.measurements import Row, Tick
+from benchmarks.progress import PartProgress
 from benchmarks.tables import markdown
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.files import atomic_write
@@ -26,19 +27,6 @@ MEASURES: dict[str, Measure] = {
     "ranks": ranks.rows,
     "events": events.rows,
 }
-
-
-class ProgressSink(Protocol):
-    """Receives how far the bench is."""
-
-    def start(self, part: str, count: int) -> None:
-        """Begin a part with this many rows."""
-
-    def tick(self, what: str) -> None:
-        """Show what is measured now."""
-
-    def finish_row(self, row: dict[str, Any]) -> None:
-        """Show a finished row."""
 
 
 def choose_parts(names: Sequence[str]) -> list[str]:
@@ -74,7 +62,7 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
     return {name: replace(plan, **{field.get(name, "repeats"): repeats}) for name, plan in plans.items()}
 
 
-def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: ProgressSink) -> dict[str, Any]:
+def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: PartProgress) -> dict[str, Any]:
     """Measure the parts of `plans` one after the other; returns the content of bench.json.
 
     Raises Interrupted on Ctrl-C; finished rows are kept.
