@@ -74,6 +74,7 @@ def report(
     from dfca.report.formats import FORMATS, TableOptions
     from dfca.report.results import save_results
     from dfca.report.rows import RunReport
+    from dfca.runs.reuse import join
     from dfca.runs.store.reading import understood
 
     if format_ not in ("terminal", *FORMATS):
@@ -87,7 +88,7 @@ def report(
     _check(runs, save, together, figures)
     options = TableOptions(parse_names(columns) or (), caption)
     console = make_console()
-    loaded = iter([_load_together(runs)]) if together else map(_load, runs)
+    loaded = iter([join(list(map(_load, runs)))]) if together else map(_load, runs)
     for path, run in zip(runs, loaded, strict=False):
         with understood(path):
             results = RunReport.of(run)
@@ -180,13 +181,6 @@ def _load(path: Path) -> "Run":
     from dfca.runs.store.reading import load_run
 
     return stored_run(path) if path.is_file() else load_run(path)
-
-
-def _load_together(paths: Sequence[Path]) -> "Run":
-    from dfca.runs.reuse import join
-    from dfca.runs.store.reading import load_run
-
-    return join([load_run(path) for path in paths])
 
 
 def _save_figures(run: "Run", folder: Path, width: float | None, font: float | None, paper_names: bool) -> None:

@@ -54,15 +54,16 @@ def run(
     after SIGINT or SIGTERM; the state is stored and the same call continues.
     """
     _require_data(experiment)
+    lead = partial(_lead, experiment, out, sink or NullSink(), resume, save_models, reuse)
     if not launched():
-        return _lead(experiment, out, sink or NullSink(), resume, save_models, workers, reuse)
+        return lead(workers)
     if workers not in ("auto", 1):
         raise ConfigError(f"--workers must be 1 where several ranks share each trial, got {workers}; leave it out")
     with joined(experiment.config.device):
         if my_rank():
             _follow(experiment, save_models)
             return {"runs": []}
-        return _lead(experiment, out, sink or NullSink(), resume, save_models, 1, reuse)
+        return lead(1)
 
 
 def _lead(
@@ -71,8 +72,8 @@ def _lead(
     listener: RunSink,
     resume: bool,
     save_models: bool,
-    workers: Workers,
     reuse: Sequence[Path],
+    workers: Workers,
 ) -> JsonObject:
     """Run an experiment as the one process, or the first rank, that owns the run folder."""
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:

@@ -34,11 +34,6 @@ class Snapshot:
         return [0 if saved is None else saved.round for saved in self.saves]
 
     @property
-    def steps(self) -> list[int]:
-        """The personal last steps that each client has picked."""
-        return [0 if saved is None else saved.curves.picked or 0 for saved in self.saves]
-
-    @property
     def lineages(self) -> int:
         """The number of lineages among the nodes that hold models."""
         return len({self.saves[i].lineage for i in self.holding})  # type: ignore[union-attr]
@@ -81,7 +76,9 @@ class Scorer:
             assignments[i] = -1 if saved.assignment is None else saved.assignment
         done = min(snapshot.rounds) >= self._plan.setting.rounds
         if done and self._plan.setting.last_steps == "auto":
-            self._last_step.steps = torch.tensor(snapshot.steps)
+            self._last_step.steps = torch.tensor(
+                [0 if saved is None else saved.curves.picked or 0 for saved in snapshot.saves]
+            )
         scored = self._evaluator.score_holders(banks, assignments, holding, self._last_step, final=done)
         without = [i for i in range(clients) if i not in holding]
         return {"round": min(snapshot.rounds), "time_s": time_s, **scored, "without_models": without}
