@@ -88,7 +88,6 @@ def check_label(label: str) -> None:
 
 
 def sections_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a table of options."""
     return {key: value for key, value in table.items() if key in SECTIONS and isinstance(value, Mapping)}
 
 

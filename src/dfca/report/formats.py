@@ -100,7 +100,6 @@ def terminal_tables(tables: Sequence[TextTable], width: int = 100) -> list[Table
 
 
 def markdown(report: RunReport, options: TableOptions = PLAIN) -> str:
-    """Write the tables in Markdown, with their notes below."""
     lines: list[str] = []
     tables = all_tables(report, None, options)
     for table in tables:

@@ -115,7 +115,6 @@ def _limited(drawing: NamedFigure | None) -> Picture | None:
 
 
 def _values_of(report: RunReport) -> Values:
-    """Prepare everything that the template of this run shows."""
     run, virtual = report.run, is_virtual(report.run)
     if virtual:
         own = _virtual(run)

@@ -126,7 +126,6 @@ class AlgorithmRow:
 
     @property
     def missed_of(self) -> int:
-        """Out of how many runs."""
         return self.lost_of if self.found_of is None else self.found_of
 
     @property
@@ -192,7 +191,6 @@ class RunReport:
         return metric_of_rows(self.rows)
 
     def with_paper_names(self) -> Self:
-        """Return the report with algorithms named as papers name them."""
         rows = [
             replace(row, algorithm=paper_name(row.algorithm), reference=row.reference and paper_name(row.reference))
             for row in self.rows
@@ -216,7 +214,6 @@ def kind_of(algorithm: str) -> Kind:
 
 
 def all_found(trial: TrialRow) -> bool:
-    """Return whether a trial put every client into its cluster."""
     return trial.cluster_accuracy is not None and trial.cluster_accuracy >= ALL_FOUND
 
 

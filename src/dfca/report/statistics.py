@@ -67,7 +67,6 @@ def verdicts(rows: Sequence[AlgorithmRow]) -> str | None:
 
 
 def _divergence(rows: Sequence[AlgorithmRow]) -> str | None:
-    """Say whose training diverged, and in how many seeds."""
     seeds: dict[str, list[str]] = {}
     for row in rows:
         if row.diverged_runs:

@@ -187,7 +187,6 @@ def _note_environment(folder: RunFolder, sink: RunSink, device: str, threads: in
 
 
 def _note_unsaved_models(folder: RunFolder, sink: RunSink, finished: Sequence[Trial]) -> None:
-    """Note which finished trials have no models."""
     if unsaved := [trial for trial in finished if not folder.has_models(trial)]:
         sink.note(
             f"trials that were finished without --save-models are not run again ({len(unsaved)}, first: "

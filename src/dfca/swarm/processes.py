@@ -42,7 +42,6 @@ class NodeProcess:
     last: NodeStatus = field(default_factory=NodeStatus)
 
     def start(self) -> None:
-        """Start the node in a process of its own."""
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "dfca", "node", "run", str(self.folder)]
         with (self.folder / "output.txt").open("ab") as output:

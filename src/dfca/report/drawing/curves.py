@@ -81,7 +81,6 @@ def _share_found(trial: TrialRow, _: PointRow) -> float | None:
 
 
 def measures(metric: ShownMetric) -> tuple[Measure, ...]:
-    """List the measures that a sweep is compared in."""
     return (
         Measure(lambda trial, _: trial.score, metric.label, own_caption(metric), scale=scale_of(metric)),
         Measure(

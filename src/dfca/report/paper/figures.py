@@ -48,7 +48,6 @@ def save_figures(run: Run, folder: Path, size: FigureSize | None = None, paper_n
 
 
 def draw_all(run: Run) -> Iterator[NamedFigure]:
-    """Draw everything that this run can show."""
     if is_virtual(run):
         yield from (drawing for section in virtual_drawings(VirtualResults.of(run)).values() for drawing in section)
     elif not run.swept:

@@ -152,7 +152,6 @@ def _curve(rows: Sequence[TrialRow], axis: Axis, measure: VirtualMeasure) -> Sco
 
 
 def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
-    """Draw how late joiners catch up."""
     axis, value, metric = results.axis, results.axis.values[-1], results.run.metric
     factor = 0.95 if metric.higher_is_better else 1 / 0.95
     for name in results.variants:
@@ -172,7 +171,6 @@ def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
 
 
 def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
-    """Draw how old the folded models are."""
     axis, rows = results.axis, finished(results.run)
     value = axis.values[-1]
     series = {}

@@ -68,7 +68,6 @@ class Course:
         return cls(score=values[key], **{name: value for name, value in values.items() if name != key})
 
     def stored(self, metric: str) -> JsonObject:
-        """Return it as a file of results holds it."""
         joiners = {"joiners": self.joiners, "others": self.others} if self.joiners else {}
         head = {"algorithm": self.algorithm, "seed": self.seed, "point": self.point, "time_s": self.time_s}
         return head | {metric: self.score, "megabytes": self.megabytes} | joiners

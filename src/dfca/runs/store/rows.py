@@ -166,7 +166,6 @@ class History:
 
     @classmethod
     def of(cls, values: JsonObject) -> Self:
-        """Parse the history of a file of results."""
         head = ("algorithm", "seed", "digest", "round")
         measures = {key: value for key, value in values.items() if key not in head}
         return cls(values["algorithm"], values["seed"], values.get("digest", ""), values["round"], measures)
@@ -176,7 +175,6 @@ class History:
         return [math.nan if value is None else value for value in self.measures.get(measure, ())]
 
     def stored(self) -> JsonObject:
-        """Return it as a file of results holds it."""
         digest = {"digest": self.digest} if self.digest else {}
         return {"algorithm": self.algorithm, "seed": self.seed, **digest, "round": self.rounds, **self.measures}
 
