@@ -5,7 +5,7 @@ import { svg, showTip, hideTip, amount } from "./format.js";
 const LABEL = 15; // pixels between two names at the ends of lines
 const LEAST = 12.5; // where there are many; the chart grows with them
 const LEADER = 14; // pixels of the thin line from an end to its name
-const LETTER = 6.9; // pixels of a letter, on average
+const LETTER = 7.5; // pixels of a letter, on average, in a wide font
 
 export class Chart {
   // options: height, format (of a value), share (0..1: percent axis), close (the axis need not begin at 0), fewer (less is
