@@ -38,6 +38,7 @@ def finish(simulation: Simulation) -> Simulation:
     return simulation
 
 
+@pytest.mark.no_cover
 @every_algorithm
 def test_same_seed_same_bits_other_seed_other_bits(algorithm: str) -> None:
     one = finish(Simulation(make_toy_setting(quick(algorithm))))
@@ -62,6 +63,7 @@ def training_loss(simulation: Simulation) -> float:
     return float(torch.cat([losses.min(dim=0).values for losses in losses_by_client]).mean())
 
 
+@pytest.mark.no_cover
 @every_algorithm
 def test_training_helps(algorithm: str) -> None:
     setting = make_toy_setting(quick(algorithm), rounds=24, evaluate_every=24, graph=nx.complete_graph(6))

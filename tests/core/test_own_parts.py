@@ -100,6 +100,7 @@ SHELLS = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_new_user_has_own_metrics_in_pandas_from_the_page_alone(here: Path, shell: Shell) -> None:
     transcript = follow(section("Your own experiment, in ten minutes"), here, shell)
@@ -120,6 +121,7 @@ def test_the_new_algorithm_of_the_page_runs_and_keeps_the_contracts(here: Path, 
     assert (here / "runs/curious/metrics/curious.curious-0.jsonl").exists()
 
 
+@pytest.mark.no_cover
 def test_the_blocks_of_the_python_page_run_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict = {"__name__": "page"}
     for kind, title, code in blocks((ROOT / "docs/python.md").read_text()):

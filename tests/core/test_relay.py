@@ -66,6 +66,7 @@ AXES = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(row.values()))
 def test_rounds_equal_lockstep_whatever_is_shared(row: dict[str, str]) -> None:
     changes = {"split": make_toy_split(clients=9, clusters=3, samples=10), "clusters": 3, "rounds": 7}

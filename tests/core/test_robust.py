@@ -241,6 +241,7 @@ def setting_of(row: dict[str, Any], **changes: Any) -> Any:
 ROWS = pairwise(AXES)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) for value in row.values()))
 def test_rounds_equal_lockstep(row: dict[str, Any]) -> None:
     assert_same(setting_of(row))

@@ -249,6 +249,7 @@ def make_token_split(kind: str, clients: int = 4) -> Split:
     return Split.of_clients(train, test, clusters=[i % 2 for i in range(clients)], task="tokens", classes=3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 def test_tokens_with_ids_and_a_mask(kind: str) -> None:
     split = make_token_split(kind)

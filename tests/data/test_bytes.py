@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from toy import pairwise, quick
 
 import dfca
 from dfca.data import clients
@@ -54,14 +55,15 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("world", [None, "ideal"])
-@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto", "fedem"])
-@pytest.mark.parametrize("model", MODELS)
-def test_runs_on_bytes_are_bit_identical_to_runs_on_floats(model: str, algorithm: str, world: str | None) -> None:
-    options: dict[str, Any] = {"clusters": 2, "rounds": 2, "topology": "complete", "batch_size": 5, "world": world}
-    if algorithm == "dfca-auto":
-        options["clusters"] = "auto"
-    runs = [dfca.simulate(MODELS[model], make_split(floats), algorithm, **options) for floats in (False, True)]
+CASES = pairwise({"model": MODELS, "algorithm": ["dfca-gi", "dfca-auto", "fedem"], "world": [None, "ideal"]})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_runs_on_bytes_are_bit_identical_to_runs_on_floats(case: dict[str, Any]) -> None:
+    make, algorithm = MODELS[case["model"]], case["algorithm"]
+    options: dict[str, Any] = {"rounds": 2, "topology": "complete", "batch_size": 5, "world": case["world"]}
+    options |= {"clusters": 2} if algorithm != "dfca-auto" else {"clusters": "auto", "personal_steps": 5}
+    runs = [dfca.simulate(make, make_split(floats), quick(algorithm), **options) for floats in (False, True)]
     assert torch.equal(runs[0].banks, runs[1].banks)
     assert [run.score for run in runs[:1]] == [run.score for run in runs[1:]]
 

@@ -46,8 +46,7 @@ def test_a_swarm_continues_from_a_stored_state(path: Path) -> None:
     packed = json.loads(json.dumps(swarm.pack()))
     again = Swarm.unpack(name, packed)
     assert again.pack() == packed, "a state that is stored again is the same"
-    outcome = swarm.run().outcome()
-    assert differences(outcome, again.run().outcome(), 1e-12) == []
+    outcome = again.run().outcome()
     if name not in CHANGED["ends"]:
         assert differences(ends, outcome, 1e-12) == []
     else:  # it ends by other numbers, but as far, and all together

@@ -12,7 +12,7 @@ import torch
 from memory_nodes import MemoryStore, assert_banks, make_nodes, network_of, options_of, run_all
 from merge_worlds import make_world
 from torch import Tensor
-from toy import make_toy_setting, make_toy_split
+from toy import make_toy_setting, make_toy_split, quick
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.method import ElectionOptions
@@ -41,7 +41,7 @@ from dfca.testing import make_clients
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if ALGORITHMS[name]().peers is None])
 def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None:
-    setting = make_toy_setting(algorithm, rounds=3)
+    setting = make_toy_setting(quick(algorithm), rounds=3)
     nodes = make_nodes(setting, network_of(setting))
     run_all(nodes, VirtualTimeLoop())
     assert_banks(setting, nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def _source(module: str) -> Path:
     return PACKAGE / "peer" / f"{module}.py"
 
 
+@cache
 def _classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from drifts import drift_setting
 from safetensors.torch import load_file
-from toy import make_toy_setting
+from toy import make_toy_setting, quick
 
 from dfca.base.errors import ConfigError, ShortOfMemory
 from dfca.base.files import Stream, atomic_save, sha256
@@ -33,7 +33,7 @@ def make_bank(place: str, models: int = 2, most: int = 2, **options: object) -> 
 @pytest.mark.parametrize("algorithm", ["dfca-auto", "dfca-li", "fedspd", "ifca"])
 def test_a_bank_on_disk_gives_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     one, two = (
-        run(make_toy_setting(algorithm, bank=place, bank_folder=tmp_path / place, dtype=torch.float32))
+        run(make_toy_setting(quick(algorithm), bank=place, bank_folder=tmp_path / place, dtype=torch.float32))
         for place in ("memory", "disk")
     )
     assert torch.equal(one.banks, two.banks)

@@ -48,6 +48,7 @@ def refusal(name: str, graphs: str) -> str | None:
 TABLE = [(name, graphs) for name in ALGORITHMS for graphs in GRAPHS if refusal(name, graphs) is None]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "graphs"), TABLE)
 def test_rounds_clients_and_the_ideal_world_agree(name: str, graphs: str) -> None:
     setting = on(name, graphs, rounds=5)
@@ -56,6 +57,7 @@ def test_rounds_clients_and_the_ideal_world_agree(name: str, graphs: str) -> Non
         assert_same(setting, run(setting))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("changes", [{"participation": 0.5}, {"aggregation": "sequential"}, {"quiet_rounds": 2}])
 @pytest.mark.parametrize("name", ["dfedpgp", "dfca-gi", "facade"])
 def test_they_agree_with_other_options_too(name: str, changes: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ def test_stop_and_resume_is_bit_identical(algorithm: str) -> None:
         rows.append(whole.step())
         tensors, facts = whole.state()
         stored[stop] = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(facts))
-    for stop in (1, 2, 3, 4):  # an evaluated round or not
+    for stop in (2, 3):  # an evaluated round or not
         second = Simulation(setting)
         second.restore(*stored[stop])
         later = [second.step() for _ in range(stop, 5)]

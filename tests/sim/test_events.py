@@ -13,7 +13,7 @@ import networkx as nx
 import pytest
 import torch
 from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run, without_seconds
-from toy import make_toy_setting, make_toy_split
+from toy import make_toy_setting, make_toy_split, quick
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     thinned(IN_TIME, SETTINGS, lambda algorithm, name: name == "batch" or algorithm == "dfca-gi"),
 )
 def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: str) -> None:
-    setting = make_toy_setting(algorithm, rounds=3, **SETTINGS[name])
+    setting = make_toy_setting(quick(algorithm), rounds=3, **SETTINGS[name])
     result = run(setting)
     assert_same(setting, result)
     elected = setting.algorithm.start == "elected"
@@ -71,7 +71,7 @@ def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: 
 @pytest.mark.parametrize(("algorithm", "seed"), [("dfca-auto", 0), ("dfca-fi", 2), ("dfca-li", 1)])
 def test_who_sits_a_round_out_hands_no_copies_on_in_it(algorithm: str, seed: int, aggregation: str) -> None:
     changes = {"participation": 0.7, "share": "relay", "aggregation": aggregation, "seed": seed}
-    setting = make_toy_setting(algorithm, rounds=8, **changes)
+    setting = make_toy_setting(quick(algorithm), rounds=8, **changes)
     result = run(setting)
     assert_same(setting, result)
     assert result.records["relay"] > 0
@@ -79,7 +79,7 @@ def test_who_sits_a_round_out_hands_no_copies_on_in_it(algorithm: str, seed: int
 
 @pytest.mark.parametrize("algorithm", IN_TIME)
 def test_the_ideal_world_equals_lockstep(algorithm: str) -> None:
-    setting = make_toy_setting(algorithm, rounds=3, aggregation="sequential")
+    setting = make_toy_setting(quick(algorithm), rounds=3, aggregation="sequential")
     result, states = run(setting), lockstep(setting)
     assert result.assignments.tolist() == [state.assignment for state in states]
     banks = result.banks.expand(-1, setting.clients, -1)
@@ -95,7 +95,7 @@ def test_the_ideal_world_equals_lockstep(algorithm: str) -> None:
     ),
 )
 def test_batch_without_timeout_is_synchronous_in_any_lossless_world(algorithm: str, name: str) -> None:
-    setting = make_toy_setting(algorithm, rounds=3, **SETTINGS[name])
+    setting = make_toy_setting(quick(algorithm), rounds=3, **SETTINGS[name])
     result = run(setting, World(replace(STRAGGLERS, kind="lognormal"), TIMED_LINK, Faults(duplication=0.3)))
     assert_same(setting, result)
     assert set(result.staleness) <= {0}
@@ -135,7 +135,7 @@ ROUGH_ALGORITHMS = {
     ),
 )
 def test_rough_worlds_keep_banks_finite_and_replay_bit_by_bit(algorithm: str, world: str) -> None:
-    setting = make_toy_setting(algorithm, aggregation=ROUGH_ALGORITHMS[algorithm])
+    setting = make_toy_setting(quick(algorithm), aggregation=ROUGH_ALGORITHMS[algorithm])
     until_s = 25.0 if algorithm == "ifca" else 13.0  # a round with a straggler takes 20 s
     until_s *= setting.algorithm.steps(setting.local.steps, 2) / setting.local.steps
     options: dict[str, Any] = {"until_s": until_s, "timeout_s": 5.0, "staleness": Staleness("polynomial")}
@@ -296,7 +296,7 @@ def test_every_preset_runs(name: str) -> None:
 @pytest.mark.parametrize("algorithm", ["dfca-gi", "ifca"])
 def test_a_dry_run_keeps_the_same_time_without_computing(algorithm: str) -> None:
     world = World(Compute(1.0, "pareto"), TIMED_LINK)
-    wet, dry = (run(make_toy_setting(algorithm), world, dry=dry, trace=True) for dry in (False, True))
+    wet, dry = (run(make_toy_setting(quick(algorithm)), world, dry=dry, trace=True) for dry in (False, True))
     assert dry.time_s == wet.time_s
     assert [record[:2] for record in dry.trace or []] == [record[:2] for record in wet.trace or []]
     assert "accuracy" not in dry.metrics[-1]

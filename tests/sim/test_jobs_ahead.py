@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, drifting, through_disk
-from toy import make_toy_setting
+from toy import make_toy_setting, quick
 
 from dfca.core.learning.local import LocalOptions
 from dfca.sim.events import pool
@@ -61,6 +61,7 @@ def told(result: EventResult) -> list[Any]:
 def test_the_numbers_are_those_of_jobs_one_by_one(
     changes: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    changes |= {"algorithm": quick(changes["algorithm"])}
     setting = make_toy_setting(dtype=torch.float64, evaluate_every=2, rounds=8, **changes)
     options = {"timeout_s": 20.0}
     simulation = simulation_of(setting, world, **options)
