@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
@@ -44,6 +45,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if not any(item.path.is_relative_to(place) for place in COVERING):
                 item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded by now out of every search for garbage, which a node begins after each large piece of work.
+
+    `pytest -k test_three_services tests` took 4.6 s of CPU without, and takes 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
