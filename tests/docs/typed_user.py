@@ -1,4 +1,4 @@
-"""A script as a user writes it: mypy checks it, nobody runs it. Lines that must be errors are marked as ignored."""
+"""A script as a user writes it: mypy checks it; it is never run. Lines that must be errors are marked as ignored."""
 
 from typing import assert_type
 

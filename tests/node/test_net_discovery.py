@@ -1,4 +1,4 @@
-"""Discovery by mDNS on loopback: members find each other's addresses, and nobody is trusted for it."""
+"""Discovery by mDNS on loopback: members find each other's addresses, and an address from it earns no trust."""
 
 from __future__ import annotations
 

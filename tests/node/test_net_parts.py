@@ -323,14 +323,14 @@ def test_a_late_write_of_a_thread_after_a_read_has_ended_opens_nothing(tmp_path:
 
 
 def test_a_payload_opened_after_its_read_was_cancelled_is_closed_and_can_be_opened_again(tmp_path: Path) -> None:
-    folder, go_on = partials(tmp_path), threading.Event()
+    folder, may_open = partials(tmp_path), threading.Event()
     folder.path(NAME, ONE).write_bytes(b"x" * 500)  # a file to be opened at once
 
     async def cancel_while_opening(executor: ThreadPoolExecutor) -> None:
         opening = folder.open
 
         def slowly(*arguments: Any) -> Any:
-            go_on.wait(5)
+            may_open.wait(5)
             return opening(*arguments)
 
         folder.open = slowly  # type: ignore[method-assign]
@@ -342,7 +342,7 @@ def test_a_payload_opened_after_its_read_was_cancelled_is_closed_and_can_be_open
         with pytest.raises(asyncio.CancelledError):
             await task
         folder.open = opening  # type: ignore[method-assign]
-        go_on.set()
+        may_open.set()
 
     with ThreadPoolExecutor(1) as executor:
         asyncio.run(cancel_while_opening(executor))

@@ -61,7 +61,7 @@ def bad_link() -> Iterator[list[str]]:
 
 
 def break_silently(names: list[str]) -> None:
-    """Drop everything for a while, as a radio link does: nobody is told."""
+    """Drop everything for a while, as a radio link does, and close no connection."""
     for name in names:
         run("ip", "netns", "exec", name, "nft", "add table inet cut")
         run("ip", "netns", "exec", name, "nft", "add chain inet cut in { type filter hook input priority 0 ; }")

@@ -242,7 +242,7 @@ def test_a_signal_to_the_command_leaves_no_process(tmp_path: Path, number: int) 
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has waited for yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -39,7 +39,7 @@ def take_frame(data: bytes) -> Any:
 
 
 def take_payload(data: bytes, rows: int | None) -> Tensor:
-    """Read a payload whose digest nobody checks: the worst case, a member that lies."""
+    """Read a payload without checking its digest: the worst case, a member that lies."""
     model = payload.unpack(data, payload.Expect(P, rows=rows, reference_norm=1.0))
     assert model.shape == ((P,) if rows is None else (rows, P))
     assert model.dtype == torch.float32

@@ -54,7 +54,7 @@ def frames_of(*messages: Any) -> list[bytes]:
 
 
 def absurd(number: int) -> list[bytes]:
-    """Make messages that a codec takes, with claims that nobody can keep."""
+    """Make messages that a codec takes, with claims that cannot be true."""
     far, keys = 2**53, m.Key(2**32, 2**14, 2**53, 5, 2**53)
     lineage = tuple(Entry(far, i, i, i, i, tuple(range(20))) for i in range(300))
     offers = tuple((0, Offer(number, i, i)) for i in range(2000))

@@ -25,7 +25,7 @@ from dfca.sim.setting import Setting
 MOST_S = 3 * 3600.0
 """In virtual time, with deadlines that begin at a minute. Without a hostile member it takes 56 s."""
 MOST_MESSAGES = 1000
-"""So many a hostile member sends unasked."""
+"""Unrequested messages that a hostile member sends."""
 Send = Callable[[int, Any], None]
 
 
@@ -61,7 +61,7 @@ class Hostile:
         return [message]
 
     def _garbage(self, to: int, message: Any) -> list[Any]:
-        """Send turns that nobody held, and everything twice."""
+        """Send turns that were never held, and everything twice."""
         key, far = message.key, m.Turn(2**50, True, 4000)
         wrong = [
             m.Open(key, 3, (far,) * 5),

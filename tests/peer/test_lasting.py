@@ -103,7 +103,7 @@ class Swarm:
             self.run(1)
 
     def begin_by_election(self, number: int) -> None:
-        """Let a peer call a by-election for cluster 1, which nobody trains."""
+        """Let a peer call a by-election for cluster 1, which no peer trains."""
         self.target = wanted_in(number)
         caller = self.peers[number % 2]
         caller.elections._make(caller, Call((1,), 2))

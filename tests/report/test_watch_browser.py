@@ -1,4 +1,4 @@
-"""The live page in a real browser: it follows a run in progress, asks nobody but this machine, and fits a phone."""
+"""The live page in a real browser: it follows a run in progress, loads from this machine alone, and fits a phone."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_a_full_disk_loses_nothing_finished(tmp_path: Path, unbroken: Path, monk
 
 @pytest.mark.parametrize("lives", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
-    """Real processes, really killed: each after some more rounds, at a moment that nobody chose."""
+    """Real processes, really killed: each after some more rounds, at a random moment."""
     values = TINY | {"rounds": 40 if lives == 1 else 120, "algorithms": ["dfca-gi"], "checkpoint": {"every_s": 0.0}}
     experiment = Experiment("tiny", "default", Config.of(values))
     config, out = tmp_path / "tiny.toml", tmp_path / "run"

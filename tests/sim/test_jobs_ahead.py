@@ -1,4 +1,4 @@
-"""Jobs that are done before they end: the same numbers in fewer calls, and nobody sees them early."""
+"""Jobs that are computed before they end: the same numbers in fewer calls, and no result is visible early."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_the_quota_of_a_container_bounds_the_cores(tmp_path, quota, at_most):
 
 @pytest.fixture
 def busy(monkeypatch):
-    """Eight usable cores, two of them busy, and nobody asks for a number of threads."""
+    """Eight usable cores, two of them busy; no number of threads is given."""
     monkeypatch.delenv(threads.ASKED_FOR, raising=False)
     monkeypatch.setattr(threads, "free_cores", lambda: 6)
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)

@@ -102,7 +102,7 @@ async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():
-        assert loop.time() < end, "waited in vain"
+        assert loop.time() < end, "it did not happen in time"
         await asyncio.sleep(0.01)
 
 

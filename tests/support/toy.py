@@ -101,7 +101,7 @@ PORTS = iter(range(20_000 + os.getpid() * 37 % 1000 * 11, 32_700, 11))
 
 
 def free_port(count: int = 1) -> int:
-    """Find up to 11 ports in a row that nobody has; return the first."""
+    """Find up to 11 free ports in a row; return the first."""
     for base in PORTS:
         try:
             for port in range(base, base + count):
