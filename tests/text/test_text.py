@@ -61,15 +61,23 @@ def test_only_adapters_and_the_head_are_trained_kept_and_sent() -> None:
     assert not torch.equal(module.head.weight, result.model(1).head.weight)
 
 
-def test_frozen_tensors_are_held_once_beside_the_banks() -> None:
+@pytest.mark.parametrize("size", ["tiny", pytest.param("22.6 million", marks=MINILM)])
+def test_frozen_tensors_are_held_once_beside_the_banks(size: str) -> None:
+    def tiny() -> torch.nn.Module:
+        return make((LENGTH,), 2)
+
+    data = opinions.split(8, 0, encode) if size == "tiny" else opinions.make(8, 0)
+    split = dfca.split_from(data)
+    local = dfca.LocalOptions(steps=1, batch_size=4, learning_rate=0.001, optimizer="adam")
     setting = dfca.Setting(
-        split=dfca.split_from(opinions.split(8, 0, encode)),
+        split=split,
         graph=nx.complete_graph(8),
-        make_model=lambda: make((LENGTH,), 2),
+        make_model=tiny if size == "tiny" else partial(minilm.lora, split.train.shape, 2),
         algorithm=dfca.ALGORITHMS["dfca-gi"](),
         clusters=2,
         rounds=3,
         seed=0,
+        local=local,
     )
     before = float_bytes()
     simulation = dfca.Simulation(setting)

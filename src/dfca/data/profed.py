@@ -1,15 +1,16 @@
 """ProFed's split of MNIST over regions (Domini et al., JORS 2026): `data.factory = "dfca.data.profed:hard"`.
 
 The package ProFed deals the samples: every region has a label mix of its own, its devices share that of their region.
-"hard" gives each of 5 regions 2 labels, "dirichlet" draws the mixes, "iid" gives all the same. Samples come from the
-cache (`dfca data get mnist`): the first SAMPLES of the 60,000 training images, which keeps a run small. Devices of a
-region have consecutive numbers. The last fifth of what a device is dealt is its test part: ProFed deals test samples
-by a second draw, whose Dirichlet mixes are others than those of the training samples.
+"hard" gives each of 5 regions 2 labels, "dirichlet" draws the mixes by Dirichlet(0.5), "iid" gives all alike. Samples
+come from the cache (`dfca data get mnist`): the first SAMPLES of the 60,000 training images, which keeps a run small.
+Devices of a region have consecutive numbers. The last fifth of what a device is dealt is its test part: ProFed deals
+test samples by a second draw, whose Dirichlet mixes are others than those of the training samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -23,21 +24,6 @@ from dfca.data.sources import load
 
 REGIONS = 5
 SAMPLES = 12_500
-
-
-def hard(clients: int, seed: int) -> Split:
-    """Deal two labels to each region."""
-    return deal("Hard", clients, seed)
-
-
-def dirichlet(clients: int, seed: int) -> Split:
-    """Deal labels to regions by Dirichlet(0.5)."""
-    return deal("Dirichlet", clients, seed)
-
-
-def iid(clients: int, seed: int) -> Split:
-    """Deal the same mix of labels to all regions."""
-    return deal("IID", clients, seed)
 
 
 def deal(method: str, clients: int, seed: int) -> Split:
@@ -62,6 +48,9 @@ def deal(method: str, clients: int, seed: int) -> Split:
                 part.append((data.x[indices], data.y[indices]))
             true.append(region)
     return Split.of_clients(train, test, clusters=None if method == "IID" else true, classes=data.classes)
+
+
+hard, dirichlet, iid = (partial(deal, method) for method in ("Hard", "Dirichlet", "IID"))
 
 
 class _Labelled(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from dfca.core.rules.personal import FIRST_SCALARS, GRID, LATER_SCALARS, SWEEPS, pick, release_round
 from dfca.data.clients import ClientData
 from dfca.sim.local.engine import Engine, finite
-from dfca.sim.shards import PIECE_BYTES, samples_of
+from dfca.sim.shards import portions, samples_of
 from dfca.sim.start import Start
 
 Gather = Callable[[Sequence[int]], Tensor]
@@ -39,9 +39,8 @@ class LastSteps:
         assert start.held is not None  # until now
         mine = torch.zeros(len(start.members), len(GRID) + 2, dtype=torch.float64)
         mine[:, 0], mine[:, 1] = clusters.double(), torch.tensor(start.held.sizes, dtype=torch.float64)
-        rows = max(1, 16 * PIECE_BYTES // (start.flat.size * start.train.y.element_size()))
         holders = [place for place, size in enumerate(start.held.sizes) if size]
-        for some in (holders[begin : begin + rows] for begin in range(0, len(holders), rows)):
+        for some in portions(holders, start.flat.size * start.train.y.element_size()):
             clients = [start.members[place] for place in some]
             held, train = samples_of(start.held, some), samples_of(start.train, some)
             mine[some, 2:] = measure_curves(start.engine, deployed(some), train, held, clients).cpu()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from dfca.base.errors import DfcaError
 from dfca.core.rules.mixing import CORE_BYTES, blocks
 from dfca.data.clients import ClientData, Split
 from dfca.sim.local.cores import each, even
+
+T = TypeVar("T")
 
 
 class AgreedError(DfcaError):
@@ -165,6 +167,12 @@ def members_of(data: ClientData, members: range) -> ClientData:
     begin, end = data.offsets[members.start], data.offsets[members.stop]
     offsets = tuple(offset - begin for offset in data.offsets[members.start : members.stop + 1])
     return replace(data, x=data.x[begin:end], y=data.y[begin:end], offsets=offsets)
+
+
+def portions(things: Sequence[T], vector_bytes: int) -> Iterator[Sequence[T]]:
+    """Cut things into runs whose vectors, of that many bytes each, take 16 PIECE_BYTES at most."""
+    size = max(1, 16 * PIECE_BYTES // max(1, vector_bytes))
+    return (things[begin : begin + size] for begin in range(0, len(things), size))
 
 
 def samples_of(data: ClientData, places: Sequence[int]) -> ClientData:

@@ -20,11 +20,9 @@ from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics
 from dfca.sim.traffic import Traffic
 
-WORLD_KINDS = frozenset(("absent", "leave", "return", "split", "heal", "drift", "evaluate"))
-"""What happens to the world, and to the run."""
-LINK_KINDS = frozenset(("queue", "overtaken", "send", "lost", "corrupt", "repeat", "answer", "candidacy"))
-"""What links do."""
-KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
+_OF_WORLD = ("absent", "leave", "return", "split", "heal", "drift", "evaluate")
+_OF_LINKS = ("queue", "overtaken", "send", "lost", "corrupt", "repeat", "answer", "candidacy")
+KINDS = frozenset((*_OF_WORLD, *_OF_LINKS, *NOTES))
 """What a record can say."""
 INPUTS = frozenset(
     ("begin", "connected", "disconnected", "receive", "finished", "observed", "scored", "wake", "unused")

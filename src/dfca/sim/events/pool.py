@@ -36,7 +36,7 @@ from dfca.sim.notes import notes_of
 from dfca.sim.observing import observe_all
 from dfca.sim.personal import LastSteps, measure_curves
 from dfca.sim.setting import Setting
-from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.shards import PIECE_BYTES, members_of, portions
 from dfca.sim.start import Start, take_rows
 
 AHEAD_BYTES = 2**28
@@ -344,9 +344,8 @@ class ClientPool:
             where = models.data_ptr() if self.shared else 0
             groups.setdefault((len(models), where, order.job.closed), []).append(order)
         for (models, _, closed), some in groups.items():
-            many = max(1, 16 * PIECE_BYTES // (models * self.size * self.banks.element_size()))
-            for begin in range(0, len(some), many):
-                curves |= self._measure_group(some[begin : begin + many], closed)
+            for portion in portions(some, models * self.size * self.banks.element_size()):
+                curves |= self._measure_group(portion, closed)
         return [curves[order.client] for order in orders]
 
     def _measure_group(self, orders: Sequence[Order], closed: tuple[int, ...]) -> dict[int, OwnCurve]:
@@ -380,9 +379,7 @@ class ClientPool:
                 bank = orders[places[0]].job.models[:, None]  # type: ignore[union-attr]
                 scores |= self._losses(samples, bank, places, orders)
         for (samples, models), places in stacks.items():
-            many = max(1, 16 * PIECE_BYTES // max(1, models * self.size * 4))
-            for begin in range(0, len(places), many):
-                some = places[begin : begin + many]
+            for some in portions(places, models * self.size * 4):
                 bank = torch.stack([orders[place].job.models for place in some], dim=1)  # type: ignore[union-attr]
                 scores |= self._losses(samples, bank, some, orders)
         return [scores[place] for place in range(len(orders))]

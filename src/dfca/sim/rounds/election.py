@@ -21,7 +21,7 @@ from dfca.peer.records.messages import Call
 from dfca.sim.liars import Liars
 from dfca.sim.local.engine import Engine
 from dfca.sim.rounds.election_cost import ElectionCost
-from dfca.sim.shards import PIECE_BYTES, Shards, members_of
+from dfca.sim.shards import Shards, members_of, portions
 from dfca.sim.start import take_rows
 
 
@@ -91,9 +91,8 @@ class Electorate:
             take_rows(setup.data, self._rows, [getattr(part, name) for part in parts]) for name in Parts._fields
         )
         self._own_losses: list[Tensor] = []
-        rows = max(1, 16 * PIECE_BYTES // (setup.start.numel() * setup.start.element_size()))
-        for begin in range(0, len(self._rows), rows):
-            some = range(begin, min(len(self._rows), begin + rows))
+        for some in portions(range(len(self._rows)), setup.start.nbytes):
+            assert isinstance(some, range)
             losses = self._engine.sample_losses(self._warm_up(some)[None], members_of(self._bidding, some))
             self._own_losses += [own[0] for own in losses]
         for _, mine in self._claimants(self._own_losses):

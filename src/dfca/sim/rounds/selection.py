@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import networkx as nx
@@ -14,7 +15,7 @@ from dfca.core.rules.choosing import PeerChoice, PeerDraw, Received
 from dfca.data.clients import ClientData
 from dfca.metrics import Drift
 from dfca.sim.rounds.exchange import Sent
-from dfca.sim.shards import PIECE_BYTES
+from dfca.sim.shards import portions
 from dfca.sim.start import Start
 from dfca.sim.traffic import Traffic
 
@@ -83,7 +84,7 @@ class Selection:
         averages = weights.to(models) @ models
         return self.start.engine.losses(averages[:, None], self._samples([client]))[0].cpu()
 
-    def _samples(self, clients: list[int]) -> ClientData:
+    def _samples(self, clients: Sequence[int]) -> ClientData:
         """Return the samples that clients score models on: those of training, or those that they hold out, if any."""
         start = self.start
         held = start.divided[1] if self.choice.unseen else None
@@ -98,9 +99,7 @@ class Selection:
         for i, peers in drawn.items():
             groups.setdefault((len(peers), bool(held[i])), []).append(i)
         for (many, _), clients in groups.items():
-            size = max(1, 16 * PIECE_BYTES // max(1, many * models.shape[1] * models.element_size()))
-            for begin in range(0, len(clients) if many else 0, size):
-                some = clients[begin : begin + size]
+            for some in portions(clients if many else [], many * models.shape[1] * models.element_size()):
                 bank = models[torch.tensor([drawn[i] for i in some]).T]
                 losses |= dict(zip(some, start.engine.losses(bank, self._samples(some)).cpu(), strict=True))
         return losses
