@@ -204,10 +204,13 @@ def test_a_long_lineage_is_folded_and_says_the_same_of_its_clusters() -> None:
     assert folded[2:] == tuple(by_election(number) for number in range(LONGEST - 1 - KEPT, LONGEST - 1))
     assert layout_of(folded) == Clusters(3)
     assert is_lineage(folded)
-    assert len(history(2 * LONGEST - 3 - KEPT)) == 2 + KEPT  # folded again
+    again = history(2 * LONGEST - 3 - KEPT)
+    count = 2 * LONGEST - 3 - 2 * KEPT
+    assert again[1][:4] == (FOLDED, count, 7, 3 * count)
+    assert len(again) == 2 + KEPT
     closing = Entry(3, 0, 7, 0, 0, (0, 1), (Merge(0, 1, 0.5, 0.0),))
     lineage = extended(history(3), closing)
-    for number in range(LONGEST):
+    for number in range(2 * LONGEST):
         lineage = extended(lineage, Entry(3, number, 7, 0, 0, ()))
     assert lineage[1].empty == (1,)
     assert layout_of(lineage) == Clusters(3, (1,))
@@ -237,6 +240,12 @@ def test_a_peer_away_for_too_long_has_the_lower_lineage() -> None:
         assert aligned(short, folded) == short
         assert short < folded
     assert aligned(folded, folded) is folded
+
+
+def test_an_impossible_entry_of_a_liar_can_be_folded() -> None:
+    told = list(history(LONGEST - 2))
+    told[5] = Entry(3, 5, 7, 0, 0, (0, 9), (Merge(0, 9, 0.5, 0.0),))  # of a cluster that there is not
+    assert aligned(tuple(told), history(LONGEST - 1))[1].slots == (0, 1, 2)
 
 
 @pytest.mark.parametrize("folds", [1, 2])

@@ -143,28 +143,20 @@ class Elections(Part):
     def join(self, at: PeerView, sender: int, probe: Probe, warms: bool) -> None:
         """Join an election; warms: it is in time to warm up, or has."""
         self.callers.caller = sender
-        self._make(at, probe.call, self.warm if at.bank is None else None, warms)
-        self._election.receive(sender, probe, at.now)
+        self._make(at, probe.call, self.warm if at.bank is None else None, warms).receive(sender, probe, at.now)
 
     def stand(self, at: PeerView, warm: Warm) -> None:
         """Begin a wave for the election of a start."""
-        self._make(at, None, warm)
-        self._election.begin(at.now)
+        self._make(at, None, warm).begin(at.now)
 
     def call(self, at: PeerView) -> None:
         """Begin a wave for a by-election."""
         assert at.bank is not None
         self.callers.caller = NOBODY
-        self._make(at, Call(self.detector.lost(), len(at.bank), at.copies.closed))
-        self._election.begin(at.now)
+        self._make(at, Call(self.detector.lost(), len(at.bank), at.copies.closed)).begin(at.now)
         self.prepare(at)
 
-    @property
-    def _election(self) -> Election:
-        assert self.wave is not None
-        return self.wave
-
-    def _make(self, at: PeerView, call: Call | None, warm: Warm | None = None, warms: bool = True) -> None:
+    def _make(self, at: PeerView, call: Call | None, warm: Warm | None = None, warms: bool = True) -> Election:
         self.wave = Election(
             **wave_fields(at, call),
             merging=at.options.method.merging,
@@ -173,11 +165,12 @@ class Elections(Part):
             warm=warm,
             warms=warms,
         )
+        return self.wave
 
     def prepare(self, at: PeerView) -> None:
         """Take part in a by-election with the models as they are now, between two rounds or while one is trained."""
-        if self._election.stage is None:
-            self._election.prepare(at.round - 1, at.open_models, at.holds_out, self.detector.alarmed)
+        if self.wave is not None and self.wave.stage is None:
+            self.wave.prepare(at.round - 1, at.open_models, at.holds_out, self.detector.alarmed)
 
     def warm_up_beside(self, at: PeerView) -> WarmUp | None:
         """Return the warm-up that a by-election needs now; None for none.
@@ -207,7 +200,8 @@ class Elections(Part):
 
     def end_beside(self, at: PeerView) -> None:
         """End a by-election: what it opened is taken between two rounds."""
-        self.wave, self.decided = None, self._election.outcome
+        assert self.wave is not None
+        self.decided, self.wave = self.wave.outcome, None
         self.callers.end_call(self.opens, at.round)
 
     def take_decided(self, at: PeerView) -> Outcome | None:

@@ -511,9 +511,8 @@ class Peer(Machine):
         self._take_decided()
         self.elections.end_round(self, self.surveys.is_to_come(self))
         self.surveys.say(self, self.elections.detector.unfit)
-        if self.elections.wave is not None:
-            self.elections.prepare(self)
-        elif self.surveys.wave is None and not self.changes:
+        self.elections.prepare(self)
+        if self.wave is None and not self.changes:
             if self.surveys.is_due(self):
                 self.surveys.begin(self, self.elections.detector.unfit)
             elif self.elections.is_due(self):
