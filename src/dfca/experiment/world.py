@@ -38,6 +38,7 @@ from dfca.sim.events.world import (
     preset,
 )
 from dfca.sim.events.world import presets as world_presets
+from dfca.sim.metrics_table import without_nan
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -228,7 +229,7 @@ class WorldConfig(Table):
 
         The lines of an availability file, which can be thousands, are there as a checksum.
         """
-        facts: dict[str, Any] = _finite(self.over(clients).as_of(2))
+        facts: dict[str, Any] = without_nan(self.over(clients).as_of(2))
         absences = facts.pop("absences")
         if absences:
             facts["absences_sha256"] = hashlib.sha256(json.dumps(absences).encode()).hexdigest()
@@ -274,11 +275,3 @@ def check_world(world: WorldConfig | None, clock: ClockConfig | None, clients: i
 
 def _number(bandwidth: float | str) -> float:
     return math.inf if bandwidth == "unlimited" else float(bandwidth)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

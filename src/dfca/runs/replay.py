@@ -13,11 +13,11 @@ from dfca.base.errors import RunError
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
 from dfca.runs.store.folder import RunFolder, read_experiment
-from dfca.runs.store.metrics import read_metrics, without_nan
+from dfca.runs.store.metrics import read_metrics
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
 from dfca.sim.events.replay import read_trace
-from dfca.sim.metrics_table import EvaluationRow, JsonObject
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, without_nan
 from dfca.sim.shards import Alone
 
 MOST_THREADS = 1024

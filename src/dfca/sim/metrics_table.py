@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,6 +232,17 @@ def flat_numbers(row: Mapping[str, Any]) -> JsonObject:
         elif not isinstance(value, list):
             flat[name] = value
     return flat
+
+
+def without_nan(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not know, by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return value
 
 
 def _is_by_client(name: str, value: object, clients: int) -> bool:

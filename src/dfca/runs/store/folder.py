@@ -55,9 +55,9 @@ from dfca.experiment.sweep import Point, Sweep, Trial, trial_file
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
-from dfca.runs.store.metrics import MetricsFiles, count_lines, read_metrics, without_nan
+from dfca.runs.store.metrics import MetricsFiles, count_lines, read_metrics
 from dfca.runs.store.rows import GraphTable, TrialRow
-from dfca.sim.metrics_table import JsonObject
+from dfca.sim.metrics_table import JsonObject, without_nan
 
 OURS = (
     "config.toml",
@@ -127,6 +127,11 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; {_aside(path)}")
     return value
+
+
+def write_json(path: Path, value: JsonObject) -> None:
+    """Write a JSON file of a run folder."""
+    atomic_write(path, json.dumps(without_nan(value), indent=1) + "\n")
 
 
 def read_summary(path: Path) -> JsonObject:
@@ -250,7 +255,7 @@ class RunFolder:
         graphs = renamed(self._read_json("topology.json", {}))
         if point.at is None:
             if str(seed) not in graphs:
-                self._write_json("topology.json", graphs | {str(seed): dict(graph)})
+                write_json(self.path / "topology.json", graphs | {str(seed): dict(graph)})
             return
         name = f"{point.label}/{seed}"
         if graphs.get(name, {}).get("digest") != point.digest:
@@ -277,12 +282,12 @@ class RunFolder:
         """
         stored = self._read_json("environment.json", {})
         if not stored:
-            self._write_json("environment.json", facts)
+            write_json(self.path / "environment.json", facts)
             return []
         earlier = stored.pop("earlier", [])
         changed = [key for key in facts if stored.get(key) != facts[key]]
         if changed:
-            self._write_json("environment.json", {**facts, "earlier": [*earlier, stored]})
+            write_json(self.path / "environment.json", {**facts, "earlier": [*earlier, stored]})
         return [f"{key} {stored.get(key)} -> {facts[key]}" for key in changed]
 
     # --- inside
@@ -290,7 +295,7 @@ class RunFolder:
     def _put_row(self, trial: Trial, row: JsonObject) -> None:
         summary = self.summary()
         others = [other for other in summary["runs"] if TrialRow.of(other).key(self._swept) != trial.key]
-        self._write_json("summary.json", summary | {"runs": [*others, row]})
+        write_json(self.path / "summary.json", summary | {"runs": [*others, row]})
 
     def _take_lock(self) -> None:
         """Lock the folder; the system releases it with the process, also after kill -9.
@@ -362,12 +367,12 @@ class RunFolder:
         with explain_write_errors(self.path / METRICS):
             self.metrics.prepare(self._swept)
         if not (self.path / "topology.json").exists():
-            self._write_json("topology.json", {})
+            write_json(self.path / "topology.json", {})
         old = self.summary()
         # What failed is tried again.
         new = head_of(experiment) | {"runs": [row for row in old["runs"] if "error" not in row]}
         if old != new:
-            self._write_json("summary.json", new)
+            write_json(self.path / "summary.json", new)
 
     def _extend(self, here: Experiment) -> Experiment:
         """Check that the folder's config gives the same numbers and lay both lists of trials together."""
@@ -416,9 +421,6 @@ class RunFolder:
     def _read_json(self, name: str, missing: JsonObject) -> JsonObject:
         path = self.path / name
         return read_json(path) if path.exists() else missing
-
-    def _write_json(self, name: str, value: JsonObject) -> None:
-        atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")
 
 
 def head_of(experiment: Experiment) -> JsonObject:

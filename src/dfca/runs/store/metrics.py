@@ -7,16 +7,14 @@ Version 0.1 (form 1) wrote the lines of all trials into one metrics.jsonl. Both 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dfca.base.errors import RunError
 from dfca.base.files import append_line, atomic_write, read_text
 from dfca.base.renamed import earlier, renamed
 from dfca.experiment.sweep import Trial, trial_name
-from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow, without_nan
 
 FOLDER, OLD = "metrics", "metrics.jsonl"
 
@@ -106,17 +104,6 @@ def count_lines(path: Path) -> int:
         return len(_read_lines(path))
     except RunError:
         return 0
-
-
-def without_nan(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON does not know, by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
-    return value
 
 
 def _read_lines(path: Path) -> list[JsonObject]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dfca.base.files import atomic_write, explain_write_errors, read_text, sha256
 from dfca.experiment.load import Experiment
-from dfca.runs.store.folder import RunFolder, head_of, is_row, read_experiment
+from dfca.runs.store.folder import RunFolder, head_of, is_row, read_experiment, write_json
 from dfca.runs.store.metrics import FOLDER as METRICS
-from dfca.runs.store.metrics import check_lines, without_nan
+from dfca.runs.store.metrics import check_lines
 from dfca.runs.store.rows import TrialRow, contradiction
 from dfca.sim.metrics_table import JsonObject
 
@@ -55,7 +55,7 @@ def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
             problem = 'it has no list "runs"'
     if problem is not None:
         yield from _move_aside(path, path / "summary.json", problem)
-        atomic_write(path / "summary.json", json.dumps(without_nan(summary), indent=1) + "\n")
+        write_json(path / "summary.json", summary)
     for file in sorted((path / METRICS).glob("*.jsonl")):
         if (problem := check_lines(file)) is not None:
             yield from _move_aside(path, file, problem)
@@ -78,8 +78,7 @@ def _drop_rows(folder: RunFolder) -> Iterator[str]:
             yield f"{row.algorithm}, seed {row.seed}: {problem}; the next `dfca run` computes it again"
     if len(kept) < len(summary["runs"]):
         yield from _move_aside(folder.path, folder.path / "summary.json", "it names trials that are not whole")
-        text = json.dumps(without_nan(summary | {"runs": kept}), indent=1) + "\n"
-        atomic_write(folder.path / "summary.json", text)
+        write_json(folder.path / "summary.json", summary | {"runs": kept})
 
 
 def _contradiction(row: TrialRow, file: Path) -> str | None:
