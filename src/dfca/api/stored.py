@@ -158,8 +158,10 @@ class StoredRun:
         """
         row = self._row(algorithm, seed, point)
         stored = self._models(row)
-        chosen = self._assignment(row, client) if cluster is None else cluster
-        vector = stored.vector(client, chosen)
+        if cluster is None:
+            own = self._last_line(row).assignments
+            cluster = int(own[check_client(client, len(own))])
+        vector = stored.vector(client, cluster)
         return self._flat(stored).to_module(vector)
 
     def export(
@@ -311,10 +313,6 @@ class StoredRun:
         if not lines:
             raise RunError(f"{self.folder} has no metrics of {row.algorithm}, seed {row.seed}; run it again")
         return lines[-1]
-
-    def _assignment(self, row: TrialRow, client: int) -> int:
-        own = self._last_line(row).assignments
-        return int(own[check_client(client, len(own))])
 
     def _true_clusters(self, line: EvaluationRow) -> list[int] | None:
         name = f"{label_of(line.point)}/{line.seed}" if "point" in line else str(line.seed)

@@ -112,7 +112,9 @@ def load_experiment(
     config = sweep.base(values)
     texts = {key: fill_in(getattr(config, key), config.values()) for key in ("title", "description")}
     experiment = Experiment(name, scale, config.model_copy(update=texts), sweep, folder, changes)
-    _refuse_metrics({point.config.metric.name for point in experiment.points})
+    metrics = sorted({point.config.metric.name for point in experiment.points})
+    if len(metrics) > 1:
+        raise ConfigError(f"a sweep compares one metric, got {' and '.join(metrics)}; run one after the other")
     experiment = _on_this_machine(experiment)  # after every point is checked: a typing mistake does not wait for torch
     for point in experiment.points:
         point.config.check_imports()
@@ -272,11 +274,6 @@ def _with_digests(model: ModelOptions, sweep: Sweep) -> ModelOptions:
     if model.start_from is None or model.start_sha256 is not None or varied:
         return model
     return model.model_copy(update={"start_sha256": start_digests(model)})
-
-
-def _refuse_metrics(names: set[str]) -> None:
-    if len(names) > 1:
-        raise ConfigError(f"a sweep compares one metric, got {' and '.join(sorted(names))}; run one after the other")
 
 
 def parse_value(text: str) -> Any:

@@ -71,13 +71,10 @@ class TextTable(NamedTuple):
 
     def only(self, names: Sequence[str]) -> TextTable:
         """Return the table with the columns of words and those of the names, in the order of the names."""
-        words = [i for i, is_words in enumerate(self.words) if is_words]
+        words = enumerate(zip(self.columns, self.words, strict=True))
+        names_row = [i for i, (title, is_words) in words if is_words and one_line(title) not in FACTS_IN_WORDS]
         asked = [i for name in names for i, title in enumerate(self.columns) if names_column(name, title)]
-        return self._of(list(dict.fromkeys([*(i for i in words if self._names_row(i)), *asked])))
-
-    def _names_row(self, column: int) -> bool:
-        """Return whether a column says what its row is about, rather than a fact of it."""
-        return one_line(self.columns[column]) not in FACTS_IN_WORDS
+        return self._of(list(dict.fromkeys([*names_row, *asked])))
 
     def _of(self, kept: Sequence[int]) -> TextTable:
         return self._replace(

@@ -76,10 +76,6 @@ class CurveComparison(NamedTuple):
     curves: dict[str, ScoreCurve]
 
 
-def _share_found(trial: TrialRow, _: PointRow) -> float | None:
-    return None if trial.cluster_accuracy is None else float(all_found(trial))
-
-
 def measures(metric: ShownMetric) -> tuple[Measure, ...]:
     return (
         Measure(lambda trial, _: trial.score, metric.label, own_caption(metric), scale=scale_of(metric)),
@@ -90,7 +86,7 @@ def measures(metric: ShownMetric) -> tuple[Measure, ...]:
             scale=scale_of(metric),
         ),
         Measure(
-            _share_found,
+            lambda trial, _: None if trial.cluster_accuracy is None else float(all_found(trial)),
             "runs that found all clusters (%)",
             "Share of runs that put every client into its cluster.",
             banded=False,
