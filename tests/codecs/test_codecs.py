@@ -20,6 +20,7 @@ from dfca.core.codec import BadPayload, Codec, Context, decode, encode
 from dfca.core.rng import stream
 from dfca.node.memory import VirtualTimeLoop
 from dfca.node.task.facts import Facts
+from dfca.node.task.learner import trusted_codec
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Compute, Link, World
@@ -279,7 +280,9 @@ def test_facts_name_a_codec_run_no_code_and_leave_other_swarms_as_they_are() -> 
     assert b"codec" not in plain.to_bytes()
     coded = Facts.checked(table | {"codec": "top-k", "keep": 0.05})
     assert coded.swarm_id != plain.swarm_id
-    assert Facts.from_bytes(coded.to_bytes()).method.codec.bytes(100) == 5 * 6
-    for codec, sentence in (("mine:codec", "facts run no code"), ("zip", "codec")):
+    codec = trusted_codec(Facts.from_bytes(coded.to_bytes()))
+    assert codec is not None
+    assert codec.bytes(100) == 5 * 6
+    for name, sentence in (("mine:codec", "codec_digest is given exactly where codec is"), ("zip", "codec")):
         with pytest.raises(ConfigError, match=sentence):
-            Facts.checked(table | {"codec": codec})
+            Facts.checked(table | {"codec": name})

@@ -128,7 +128,11 @@ def test_faults_are_drawn_by_the_seed() -> None:
         ({"algorithms": ["ifca"]}, 8, r'^nodes cannot run "ifca"; use --algorithm with one of dfca-auto, '),
         ({"world": {"preset": "wifi"}}, 8, r"^a swarm runs in real time, and this experiment has a \[world\]"),
         ({"participation": 0.5}, 8, r"^in a swarm every node takes part, got participation = 0.5"),
-        ({"mixing": {"private": "head"}}, 8, r"^members of a swarm send whole models: leave mixing.private out"),
+        (
+            {"mixing": {"private": "head"}},
+            8,
+            r"^mixing\.private is for algorithms that gossip whole models and draw their starts",
+        ),
         ({"data": TINY["data"] | {"drift_share": 0.2}}, 8, r"^a swarm has no drift yet"),  # type: ignore[operator]
         ({}, 1, r"^--nodes must be >= 2, got 1"),
     ],

@@ -173,13 +173,13 @@ def test_facts_of_a_swarm_hold_them_and_old_ones_keep_their_name() -> None:
     }  # fmt: skip
     plain = Facts.checked(content)
     assert not any(f'"{key}"'.encode() in plain.to_bytes() for key in NEW)
-    assert plain.method.local.steps == 20
+    assert plain.method().local.steps == 20
     changed = content | {"augment": CROPS, "local": {"epochs": 2, "decay": 0.9}}
     facts = Facts.checked(changed | {"model": {"hidden": [8], "standardise": True}})
     facts = facts.changed(model=measured(facts.model, (1, 8, 8), 2, 0, facts.crop))
     assert Facts.from_bytes(facts.to_bytes()) == facts
-    assert facts.method.local.steps_of(64) == 4
-    assert facts.method.local.augment == Augment(6, True, 0.1, (0.5, 1.5))
+    assert facts.method().local.steps_of(64) == 4
+    assert facts.method().local.augment == Augment(6, True, 0.1, (0.5, 1.5))
     assert build(facts).make()(torch.zeros(2, 1, 8, 8)).shape == (2, 2)
     with pytest.raises(ConfigError, match=r"data.augment.crop must be <= 8"):
         Facts.checked(content | {"augment": {"crop": 9}})

@@ -34,16 +34,21 @@ def write_samples(path: Path, cluster: int, seed: int, samples: int = 120) -> st
 
 
 def make_swarm(
-    folder: Path, clusters: Iterable[int], port: int = 0, agreed: dict[str, Any] | None = None
+    folder: Path,
+    clusters: Iterable[int],
+    port: int = 0,
+    agreed: dict[str, Any] | None = None,
+    trusted: dict[str, str] | None = None,
 ) -> list[NodeFolder]:
-    """Make the folders of a swarm, the first its founder; ports count up from `port`."""
+    """Make the folders of a swarm, the first its founder; ports count up from `port`; trusted: code that all allow."""
     # Clusters that are merged on the way are not what these tests are about.
     agreed = {"local": {"steps": 5}, "election": {"warmup_steps": 20}, "merging": None} | (agreed or {})
     made: list[NodeFolder] = []
     for i, cluster in enumerate(clusters):
         path, data = folder / f"node{i}", write_samples(folder / f"{i}.csv", cluster, seed=i)
         network = {"host": "127.0.0.1", "port": port and port + i, "invite_port": 0}
-        settings = {"network": network, "training": {"pause_s": 0.0, "reread_s": 0.0}, "log": {"level": "debug"}}
+        training = {"pause_s": 0.0, "reread_s": 0.0} | (trusted or {})
+        settings = {"network": network, "training": training, "log": {"level": "debug"}}
         if not made:
             init_node(path, Founding(data, "activity", settings=settings, hidden=(8,), agreed=agreed))
         else:

@@ -97,13 +97,14 @@ def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any)
         disk_bytes=limits.disk_bytes,
     )
     encoding = facts.payload if config.payload == "swarm" else config.payload
-    codec = facts.method.codec
+    codec, layout = folder.codec, folder.layout
     swarm = Swarm(
         facts.swarm_id,
         facts.model_size,
         encoding=encoding,
         compress=facts.compression == "zstd",
         payload_bytes=None if codec is None else codec.bytes(facts.model_size),
+        kept=() if layout is None else layout.private,
     )
     options = replace(options, **changes)
     return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path, wire, folder.around)

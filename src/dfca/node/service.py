@@ -46,7 +46,7 @@ from dfca.node.operate.status import (
     save_status,
 )
 from dfca.node.task.dataset import DeviceData
-from dfca.node.task.learner import build, evaluate
+from dfca.node.task.learner import evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.guard import ModelGuard
@@ -179,7 +179,7 @@ class Service:
         self._closers.append(self.transport.stop)
         self.port = int(address.rpartition(":")[2])
         wanted = tuple(sorted(peer_number(id) for id in self.transport.status()["neighbours"]))
-        peer_options = folder.facts.peer_options(folder.identity.number, wanted)
+        peer_options = folder.facts.peer_options(folder.identity.number, wanted, folder.codec, folder.layout)
         peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
         for reason, count in peer.refused.items():
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
@@ -506,7 +506,7 @@ def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError if they do not fit."""
     config, facts = folder.config, folder.facts
     device = find_device(config.training.device, "training.device", 'set "cpu" or "auto"')
-    model = build(facts, config.training.factory, config.training.weights)
+    model = folder.model
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()
 
@@ -535,7 +535,8 @@ def make_work(folder: NodeFolder) -> LocalWork:
         epsilon(facts.privacy.noise, 1, facts.privacy.delta)  # the accountant takes seconds to load: not in a status
     guard = None
     if facts.privacy is None:  # what it goes back to would depend on exact scores
-        guard = ModelGuard(guess_loss(facts), folder.path, folder.around.clock.steady, folder.around.disk)
+        around = folder.around
+        guard = ModelGuard(guess_loss(facts), folder.path, around.clock.steady, around.disk, folder.layout)
     work = LocalWork(samples(), refresh, guard=guard, is_stale=data.is_stale)
     give_back_memory()
     return work

@@ -10,7 +10,7 @@ from dfca.node.disk.store import DiskStore
 from dfca.node.memory import MemoryNetwork
 from dfca.node.node import Node
 from dfca.node.run import WORK_THREADS
-from dfca.node.task.learner import build
+from dfca.node.task.learner import build, trusted_codec
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
@@ -90,10 +90,11 @@ class MemoryFleet:
         store = DiskStore(self.plan.folder(client) / "state")
         saved = store.load()
         neighbours = tuple(sorted(setting.graph.neighbors(client)))
-        options = self._facts.peer_options(client, neighbours)
-        peer = Peer(options, Memory(options.size, options.dtype), store.next_life(saved), saved)
         samples = setting.split.train.of(client)
         worker = Worker(self._facts.client(client, len(neighbours), samples, self._model))
+        codec = trusted_codec(self._facts, self._facts.codec)
+        options = self._facts.peer_options(client, neighbours, codec, worker.layout)
+        peer = Peer(options, Memory(options.size, options.dtype), store.next_life(saved), saved)
         node = Node(peer, worker, self._network.transport(client), store)
         self._nodes[client] = node
         self._tasks[client] = asyncio.get_running_loop().create_task(node.run())

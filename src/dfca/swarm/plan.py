@@ -17,13 +17,14 @@ import numpy as np
 from torch import Tensor
 
 from dfca.base.errors import ConfigError
+from dfca.base.imports import is_import
 from dfca.core.learning.task import ACCURACY, CLASSIFICATION
 from dfca.core.method import MixingOptions
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import ALGORITHMS, Facts
-from dfca.node.task.learner import measured
+from dfca.node.task.learner import code_digest, measured
 from dfca.runs.sink import RunSink
 from dfca.runs.trials import Workload
 from dfca.sim.setting import Setting
@@ -65,7 +66,9 @@ class SwarmPlan:
         network = {"host": "127.0.0.1", "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
         samples = self.samples(client).absolute()
         data = {"path": str(samples / "train.npz"), "test": str(samples / "test.npz"), "held_out": 0.0}
-        training, limits = {"reread_s": 0.0}, {"write_bytes_per_day": 0}
+        codec = self.trial.point.config.mixing.codec
+        training = {"reread_s": 0.0, "codec": codec if is_import(codec) else None}
+        limits = {"write_bytes_per_day": 0}
         sections = {"data": data, "network": network, "training": training, "limits": limits}
         return NodeConfig.checked({"name": self.names[client], **sections})
 
@@ -75,6 +78,7 @@ class SwarmPlan:
         facts = Facts.checked(
             {
                 **config.mixing.narrowed(MixingOptions, aggregation="sequential").plain(),
+                "codec_digest": code_digest(config.mixing.codec) if is_import(config.mixing.codec) else "",
                 "name": f"swarm-{self.experiment.name}",
                 "founder": founder,
                 "seed": self.trial.seed,
@@ -114,8 +118,6 @@ def make_plan(experiment: Experiment, out: Path, sink: RunSink) -> SwarmPlan:
         raise ConfigError("nodes of a swarm do not lie: leave [liars] out, or use `dfca run`")
     if config.data.drift_share:
         raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
-    if config.mixing.private is not None:
-        raise ConfigError("members of a swarm send whole models: leave mixing.private out, or use `dfca run`")
     if config.mixing.quiet_rounds:
         raise ConfigError(
             f"nodes have no quiet rounds yet, got mixing.quiet_rounds = {config.mixing.quiet_rounds}; set it to 0"

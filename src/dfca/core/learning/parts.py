@@ -64,6 +64,13 @@ class Layout:
             model[columns] = 0
         return model
 
+    def fill(self, model: Tensor, own: Tensor) -> Tensor:
+        """Return a model (P,) that came, with the private columns of one's own."""
+        model = model.clone()
+        for columns in self.private:
+            model[columns] = own[columns]
+        return model
+
     @property
     def kept(self) -> int:
         """Count the numbers of a model that are not sent."""

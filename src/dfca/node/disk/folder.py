@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import Timeout
 
@@ -27,6 +29,11 @@ from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import LARGEST, Facts
 from dfca.node.trust.identity import KEY_FILE, Identity, short
 from dfca.node.trust.roster import Roster
+
+if TYPE_CHECKING:
+    from dfca.core.codec import Codec
+    from dfca.core.learning.parts import Layout
+    from dfca.node.task.learner import Architecture
 
 FACTS = "facts.json"
 ROSTER = "roster.json"
@@ -56,6 +63,27 @@ class NodeFolder:
         folder = cls(path, config, identity, facts, roster)
         folder.check_member()
         return folder
+
+    @cached_property
+    def model(self) -> Architecture:
+        """The model of the swarm, built once. Raises DfcaError where it is another one, or its code is not trusted."""
+        from dfca.node.task.learner import build
+
+        return build(self.facts, self.config.training.factory, self.config.training.weights)
+
+    @cached_property
+    def codec(self) -> Codec | None:
+        """What codes the models that are sent. Raises ConfigError where it is code that is not trusted."""
+        from dfca.node.task.learner import trusted_codec
+
+        return trusted_codec(self.facts, self.config.training.codec)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which columns of a model this device keeps to itself; None: none."""
+        from dfca.core.learning.parts import layout_of
+
+        return None if self.facts.private is None else layout_of(self.model.flat, self.facts.make_algorithm())
 
     def check_member(self) -> None:
         """Raise ConfigError if this device is not a member of the swarm (any more)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from dfca.base.errors import ConfigError
 from dfca.node.addresses import is_loopback
@@ -87,3 +89,28 @@ class Swarm:
     tail: int = 0  # with int8, how many of the last floats stay exact
     software: str = "dfca"  # what neighbours are told, for people
     payload_bytes: int | None = None  # of an update, where the swarm has a codec
+    kept: tuple[slice, ...] = ()  # columns of a model that stay at home
+
+    def cut(self, model: Tensor) -> Tensor:
+        """Return what is sent of models (..., P)."""
+        return model[..., self._sent] if self.kept and model.is_floating_point() else model
+
+    def fill(self, sent: Tensor) -> Tensor:
+        """Return models (..., P) of what was sent of them, with zeros for the rest."""
+        if not self.kept or not sent.is_floating_point():
+            return sent
+        model = sent.new_zeros(*sent.shape[:-1], self.size)
+        model[..., self._sent] = sent
+        return model
+
+    @cached_property
+    def sent_size(self) -> int:
+        """Count the numbers that are sent of a model."""
+        return int(self._sent.sum()) if self.kept else self.size
+
+    @cached_property
+    def _sent(self) -> Tensor:
+        sent = torch.ones(self.size, dtype=torch.bool)
+        for columns in self.kept:
+            sent[columns] = False
+        return sent

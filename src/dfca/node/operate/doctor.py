@@ -126,10 +126,11 @@ def _check_disk(path: Path, facts: Facts | None) -> Iterator[Check]:
 
 def _check_data(path: Path, config: NodeConfig, facts: Facts) -> Check:
     from dfca.node.task.dataset import load
-    from dfca.node.task.learner import build
+    from dfca.node.task.learner import build, trusted_codec
 
     try:
         build(facts, config.training.factory, config.training.weights)
+        trusted_codec(facts, config.training.codec)
         samples = load(config, path, facts)
     except DfcaError as error:
         text, _, cure = str(error).partition(": ")

@@ -153,6 +153,12 @@ class TrainingConfig(Table, kw_only=True):
         max_length=200,
         description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
     )
+    codec: Factory | None = option(
+        default=None,
+        max_length=200,
+        since=3,
+        description='"module:function" of a swarm whose codec is code: runs code, so you must name it yourself',
+    )
     weights: Weights | None = option(
         default=None,
         max_length=4096,

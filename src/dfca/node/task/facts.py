@@ -1,8 +1,8 @@
 """The facts of a swarm: what all its members share, and what never changes.
 
 Facts are JSON. The name of a swarm is the SHA-256 of their canonical bytes (sorted keys, no spaces), so a device that
-knows the name can check facts from any source. Facts run no code: a model of the founder's own
-(`model.factory`) is a name that each device must allow in its own settings.
+knows the name can check facts from any source. Facts run no code: a model or codec of the founder's
+own (`model.factory`, `codec`) is a name that each device must allow in its own settings.
 
     facts = Facts.from_bytes(data)
     model = build(facts)                                      # learner.py: the model, checked against the facts
@@ -16,16 +16,17 @@ import base64
 import hashlib
 import json
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dfca.base.errors import ConfigError
+from dfca.base.imports import is_import
 from dfca.base.renamed import current, earlier, refuse_earlier
 from dfca.base.table import Table, option
 from dfca.base.validation import check
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
     from dfca.core.algorithm import Algorithm
     from dfca.core.client import Client
+    from dfca.core.codec import Codec
+    from dfca.core.learning.parts import Layout
     from dfca.node.task.learner import Architecture
     from dfca.peer.records.options import PeerOptions
 
@@ -260,6 +263,12 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     )
     timeout_s: float | None = option(default=None, gt=0, description='how long "batch" waits; none: for ever')
     staleness: StalenessFacts = StalenessFacts()
+    codec_digest: str = option(
+        default="",
+        since=3,
+        pattern=r"^([0-9a-f]{64})?$",
+        description="SHA-256 of the source of a codec that is code of the founder's",
+    )
     payload: Literal["float32", "bf16", "int8"] = "float32"
     compression: Literal["none", "zstd"] = "none"
 
@@ -278,10 +287,20 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
         if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
             raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca-auto" finds them')
-        if self.private is not None:
-            raise ValueError("private is for simulations: members of a swarm send whole models; leave it out")
-        if self.codec not in CODECS:
-            raise ValueError(f'codec must be {", ".join(CODECS)}: facts run no code, got "{self.codec}"')
+        if self.private is not None and self.algorithm not in (*PRIVATE, "local"):
+            raise ValueError(f'private is for {", ".join(PRIVATE)}, got "{self.algorithm}"; leave it out')
+        try:
+            re.compile(self.private or "")
+        except re.error as error:
+            raise ValueError(
+                f'private must be "head", "adapters" or a regular expression, got "{self.private}": {error}'
+            ) from None
+        if self.codec not in CODECS and not is_import(self.codec):
+            raise ValueError(f'codec must be {", ".join(CODECS)} or "module:function", got "{self.codec}"')
+        if self.private is not None and self.codec != "none":
+            raise ValueError(f'codecs are of whole models, got "{self.codec}" with private; leave one of the two out')
+        if is_import(self.codec) != bool(self.codec_digest):
+            raise ValueError(f'codec_digest is given exactly where codec is "module:function", got "{self.codec}"')
         if self.privacy is not None and self.algorithm not in PRIVATE:
             raise ValueError(
                 f'privacy is for {", ".join(PRIVATE)}, got "{self.algorithm}", which sends losses or nothing: epsilon '
@@ -378,17 +397,14 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         algorithm = algorithms.get(self.algorithm)
         surveys = algorithm.merging and self.merging and self.merging.narrowed(MergeOptions)
         return replace(
-            algorithm,
+            algorithm if self.private is None else algorithm.keeping(self.private),
             election=self.election.narrowed(ElectionOptions, bounded=self.robust != "none"),
             revives=algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected",
             merging=merging_of(surveys, self.rounds or None, self.clusters),
         )
 
-    @cached_property
-    def method(self) -> Method:
-        """What the members run: the algorithm's options with the swarm's."""
-        from dfca import codecs
-
+    def method(self, codec: Codec | None = None) -> Method:
+        """Settle what the members run: the algorithm's options with the swarm's. codec: `learner.trusted_codec`."""
         algorithm = self.make_algorithm()
         return self.narrowed(
             Method,
@@ -398,25 +414,36 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             revives=algorithm.revives,
             quorum=self.election.quorum,
             merging=algorithm.merging,
-            codec=codecs.get(self.codec, self.keep),
+            codec=codec,
         )
 
-    def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
-        """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""
+    def peer_options(
+        self,
+        number: int,
+        neighbours: Sequence[int],
+        codec: Codec | None = None,
+        layout: Layout | None = None,
+        **changes: Any,
+    ) -> PeerOptions:
+        """Make what `peer.Peer` needs to know.
+
+        codec: `learner.trusted_codec`; layout: of a model of which members keep a part; changes: other fields of
+        `PeerOptions`.
+        """
         from dfca.core.exchange import rules_of
         from dfca.peer.records.options import PeerOptions
 
-        algorithm = self.make_algorithm()
+        algorithm, method = self.make_algorithm(), self.method(codec)
         known = self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1)
         options = PeerOptions(
-            rules=rules_of(number, len(neighbours), algorithm, self.method, seed=self.seed),
+            rules=rules_of(number, len(neighbours), algorithm, method, layout, seed=self.seed),
             neighbours=tuple(neighbours),
             size=self.model_size,
             start=algorithm.start,
             rounds=self.rounds or FOREVER,
             seed=self.seed,
             clusters=known,
-            method=self.method,
+            method=method,
         )
         return replace(options, **changes)
 
@@ -435,6 +462,6 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             algorithm=self.make_algorithm(),
             clusters=self.clusters or 1,
             seed=self.seed,
-            method=self.method,
+            method=self.method(),
             secret_noise=secret_noise,
         )

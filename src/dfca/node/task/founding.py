@@ -19,7 +19,7 @@ from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import check_rows, load, matched, problems, request_of
 from dfca.node.task.facts import ALGORITHMS, Facts, InputFacts
-from dfca.node.task.learner import build, check_tokens, measured, weights_digest
+from dfca.node.task.learner import build, check_tokens, code_digest, measured, trusted_codec, weights_digest
 from dfca.node.task.reading import DataRequest as Request
 from dfca.node.task.reading import Raw, found_classes, read
 from dfca.node.task.scaling import measure
@@ -84,6 +84,9 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
     raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes, task=options.task))
     inputs = _inputs(raw, config, options)
     check_rows(len(raw.x), inputs, config.data.path)
+    agreed = options.agreed or {}
+    if (codec := config.training.codec) is not None:
+        agreed = {**agreed, "codec_digest": code_digest(codec)}
     facts = Facts.checked(
         {
             "name": options.swarm or config.name,
@@ -91,8 +94,8 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             "seed": options.seed,
             "algorithm": options.algorithm,
             "clusters": options.clusters,
-            **_defaults(options.algorithm),
-            **(options.agreed or {}),
+            **_defaults(options.algorithm, "private" in agreed),
+            **agreed,
             "label": config.data.label,
             "inputs": inputs,
             "task": options.task,
@@ -108,6 +111,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
     facts = facts.changed(model=model)
     samples = load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     built = build(facts, facts.model.factory, config.training.weights)
+    trusted_codec(facts, config.training.codec)
     if tokens:
         check_tokens(built, samples.train[0])
     return config, facts
@@ -135,6 +139,7 @@ def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
             wrong.append(str(error))
     try:
         model = build(facts, config.training.factory, config.training.weights)
+        trusted_codec(facts, config.training.codec)
     except DfcaError as error:
         wrong.append(str(error))
     if not wrong:
@@ -162,6 +167,7 @@ def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...
         "data": data,
         "training": {
             "factory": options.factory or _own_model(options),
+            "codec": _own_codec(options),
             "weights": None if options.weights is None else absolute(options.weights),
         },
     }
@@ -177,6 +183,12 @@ def _own_model(options: JoinPlan) -> str | None:
     return options.model if isinstance(options, Founding) and MODULE.match(options.model) else None
 
 
+def _own_codec(options: JoinPlan) -> str | None:
+    """Return the codec that the founder has named for all, if it is code."""
+    codec = (options.agreed or {}).get("codec") if isinstance(options, Founding) else None
+    return codec if isinstance(codec, str) and MODULE.match(codec) else None
+
+
 def _name(folder: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).strip("-._")[:63]
     if not name:
@@ -184,9 +196,12 @@ def _name(folder: Path) -> str:
     return name
 
 
-def _defaults(algorithm: str) -> dict[str, Any]:
-    """Settle what a new swarm does unless it agrees on something else: it guards its folds; whether it merges clusters
-    and takes a personal last step is the algorithm's. Facts refuse an algorithm that does not exist."""
+def _defaults(algorithm: str, private: bool) -> dict[str, Any]:
+    """Settle what a new swarm does unless it agrees on something else.
+
+    It guards folds of whole models; whether it merges clusters and takes a personal last step is the algorithm's. Facts
+    refuse an algorithm that does not exist.
+    """
     from dfca import algorithms
 
     if algorithm not in ALGORITHMS:
@@ -195,7 +210,7 @@ def _defaults(algorithm: str) -> dict[str, Any]:
     return {
         "merging": None if record.merging is None else {},
         "personal": record.personal_steps,
-        "robust": "clip" if record.exchange == "gossip" else "none",
+        "robust": "clip" if record.exchange == "gossip" and not private else "none",
     }
 
 

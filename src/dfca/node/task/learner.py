@@ -7,17 +7,23 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.abc import SourceLoader
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dfca import codecs
 from dfca.base.accountant import check_accountant
 from dfca.base.errors import ConfigError, DataError, ModelError
 from dfca.base.files import sha256, tensor_bytes
+from dfca.base.imports import is_import
+from dfca.core.codec import Codec
 from dfca.core.learning.local import infer, losses, lowest
 from dfca.core.learning.params import FlatModel
+from dfca.core.learning.parts import layout_of
 from dfca.core.learning.task import TASKS
 from dfca.core.rng import seeded
 from dfca.models import cropped, known_factory, on_images, own_factory, pretrained
@@ -76,6 +82,7 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
             f"have other names or shapes, or its frozen ones other values; {_cure(facts.model)}"
         )
     task = "regression" if facts.predicts_numbers else facts.task
+    layout_of(model.flat, facts.make_algorithm())  # a pattern of `private` may fit no tensor, or every one
     return replace(model, flat=model.flat.for_task(TASKS[task]), target=facts.target)
 
 
@@ -151,6 +158,46 @@ def weights_digest(path: str) -> str:
         return sha256(Path(path))
     except OSError as error:
         raise ModelError(f"the weights {path} cannot be read: {error.strerror or error}") from None
+
+
+def trusted_codec(facts: Facts, allowed: str | None = None) -> Codec | None:
+    """Make what codes the models of a swarm; None: nothing does.
+
+    allowed: the codec that this device's own settings name; facts alone never run code. Of a codec that is code, the
+    source of its module must be the founder's; what that imports is not compared.
+
+    Raises ConfigError where it is not allowed, another one, or no codec.
+    """
+    if is_import(facts.codec):
+        if allowed != facts.codec:
+            named = "names none" if allowed is None else f'names "{allowed}"'
+            raise ConfigError(
+                f'what members send is coded by code of the founder, "{facts.codec}", and node.toml of this device '
+                f'{named}; if you have that module and trust it, set codec = "{facts.codec}" in [training] there (or '
+                f"join with --set training.codec={facts.codec})"
+            )
+        if (digest := code_digest(facts.codec)) != facts.codec_digest:
+            raise ConfigError(
+                f'the module of the codec "{facts.codec}" has the SHA-256 {digest} here and {facts.codec_digest} at '
+                "the founder; take the founder's file"
+            )
+    codec = codecs.get(facts.codec, facts.keep)
+    if codec is not None and facts.model.size:
+        codec.declared(facts.model.size)
+    return codec
+
+
+def code_digest(path: str) -> str:
+    """Hash the source of the module of "module:function" by SHA-256, without running it. Raises ConfigError."""
+    module = path.partition(":")[0]
+    try:
+        spec = find_spec(module)
+        source = spec and isinstance(spec.loader, SourceLoader) and spec.loader.get_source(module)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigError(f'the module of "{path}" cannot be read: {error}') from None
+    if not source:
+        raise ConfigError(f'there is no Python module "{module}", of "{path}", here; put its file where Python looks')
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def _factory(model: ModelFacts, shape: tuple[int, ...], classes: int, allowed: str | None) -> Callable[[], nn.Module]:

@@ -28,6 +28,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dfca.core.learning.parts import Layout
 from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.peer.records.messages import Nothing, Update
 from dfca.peer.records.work import Note
@@ -51,17 +52,25 @@ class Watched:
 
 
 class ModelGuard:
-    """The guard of one node. guess: the loss of guessing; folder: of the node; now: seconds of a steady clock.
+    """The guard of one node. guess: the loss of guessing; folder: of the node; now: seconds of a steady clock; layout:
+    of models of which members keep a part.
 
     `settle` and `admit` are called in the thread that computes, the others in the event loop.
     """
 
-    def __init__(self, guess: float, folder: Path, now: Callable[[], float], disk: Disk = SYSTEM_DISK) -> None:
+    def __init__(
+        self,
+        guess: float,
+        folder: Path,
+        now: Callable[[], float],
+        disk: Disk = SYSTEM_DISK,
+        layout: Layout | None = None,
+    ) -> None:
         self.lineage: Callable[[], Any] = lambda: None  # returns what the models come from
         self.score: Callable[[Tensor], float | None] = lambda model: None  # returns the held-out loss of a model (P,)
         self.watched: dict[int, Watched] = {}
         self.returns = 0  # how often the node went back to its last good models
-        self._guess, self._path, self._now, self._disk = guess, folder / FILE, now, disk
+        self._guess, self._path, self._now, self._disk, self._layout = guess, folder / FILE, now, disk, layout
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._good: Tensor | None = None
         self._of: str | None = None  # the lineage of what is kept
@@ -104,9 +113,9 @@ class ModelGuard:
         return bank
 
     def doubts(self, sender: int, message: Any) -> bool:
-        """Return whether a message must be scored before it is folded."""
+        """Return whether a message must be scored before it is folded; the payload of a codec cannot be."""
         is_own = isinstance(message, Update) and message.message.cluster == self._cluster
-        return is_own and sender in self.watched
+        return is_own and sender in self.watched and message.message.model.is_floating_point()
 
     def admit(self, sender: int, update: Update) -> Update | Nothing:
         """Score a model of a neighbour that is watched; returns what the peer gets of its update.
@@ -115,7 +124,10 @@ class ModelGuard:
         update in several parts it gets the last good model.
         """
         message, good = update.message, self._good
-        if good is None or self._accepts(sender, message.model):
+        if good is None:
+            return update
+        whole = message.model if self._layout is None else self._layout.fill(message.model, good[message.cluster])
+        if self._accepts(sender, whole):
             return update
         if update.parts == 1:
             return Nothing(message.round, update.lineage, update.freshness, update.offers)

@@ -53,6 +53,7 @@ class Worker:
     def __post_init__(self) -> None:
         # The jobs say which samples are held out.
         self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
+        self.layout = self.client.rules.layout
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -76,7 +77,7 @@ class Worker:
         return None
 
     def _train(self, job: Train, bank: Tensor) -> Trained:
-        client = self._client(job.held_out)
+        client, bank = self._client(job.held_out), self._whole(bank)
         if self.memory is None or len(bank) != self.models:
             self.memory, self.models = client.first_memory(len(bank)), len(bank)
         looks = self.unseen if job.unseen and self.unseen is not None and len(self.unseen.y) else client
@@ -88,6 +89,17 @@ class Worker:
         lowest = float(losses.min()) if len(losses) else float("inf")
         fine = bool(torch.isfinite(model).all())
         return Trained(choice.cluster, fine, model, lowest, len(client.y), tuple(losses.tolist()))
+
+    def _whole(self, bank: Tensor) -> Tensor:
+        """Draw the private columns of models that were taken over: a neighbour keeps its own."""
+        private = () if self.layout is None else self.layout.private
+        lacking = [j for j, model in enumerate(bank) if private and not any(model[part].any() for part in private)]
+        if not lacking or self.layout is None:
+            return bank
+        drawn, whole = self.client.start().bank, bank.clone()
+        for j in lacking:
+            whole[j] = self.layout.fill(bank[j], drawn[j % len(drawn)])
+        return whole
 
     def slices(self, job: Job) -> Iterator[Any]:
         """Do a job of the background in short slices, between which rounds are trained; the last yields its result."""

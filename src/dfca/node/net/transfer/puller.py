@@ -302,7 +302,8 @@ class Puller:
         """Check the payload and return the model. Runs in a thread."""
         if partial.digest() != pull.name:
             raise Refused("digest", "other bytes than announced")
-        return payload.unpack(partial.content(), replace(self._expect(pull.rows, pull.encoding), reference_norm=norm))
+        expect = replace(self._expect(pull.rows, pull.encoding), reference_norm=norm)
+        return self._swarm.fill(payload.unpack(partial.content(), expect))
 
     def _give_up(self, pull: Pull, reason: str) -> None:
         self._local.refusals.add(reason, pull.member)
@@ -328,7 +329,7 @@ class Puller:
     def _expect(self, rows: int, encoding: str) -> payload.Expect:
         if encoding == CODED:
             return payload.Expect(self._swarm.payload_bytes or 0, torch.uint8, None, encoding)
-        return payload.Expect(self._swarm.size, self._swarm.dtype, rows or None, encoding)
+        return payload.Expect(self._swarm.sent_size, self._swarm.dtype, rows or None, encoding)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

@@ -125,7 +125,8 @@ class Sender:
     async def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
         """Digest and copy a model in parallel: both release the interpreter's lock."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
-        pieces = await in_thread(payload.pieces, model, encoding, self._swarm.compress, self._swarm.tail)
+        cut = self._swarm.cut(model)
+        pieces = await in_thread(payload.pieces, cut, encoding, self._swarm.compress, self._swarm.tail)
         name, data = await asyncio.gather(in_thread(payload.name, pieces), in_thread(b"".join, pieces))
         return bytes.fromhex(name), data
 
