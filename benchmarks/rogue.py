@@ -10,6 +10,7 @@ import asyncio
 import io
 import os
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from torch import Tensor
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded
 
 from dfca.base.errors import RunError, unknown
+from dfca.core.rules.election import SCALE
+from dfca.core.rules.merging import EXCESSES, NOBODY, Merge, Plan, Poll, Survey
 from dfca.core.state import Message
 from dfca.node.disk import folder as folders
 from dfca.node.disk.folder import NodeFolder
@@ -35,7 +38,9 @@ from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.task.founding import Founding, JoinPlan, join_swarm
 from dfca.node.trust.identity import Identity
-from dfca.peer.records.messages import Alarm, Call, Hello, Key, Nothing, Probe, Update
+from dfca.node.wire import wire_pb2 as pb
+from dfca.peer.records.lineage import Entry, layout_of
+from dfca.peer.records.messages import Alarm, Answer, Call, Count, Hello, Key, Nothing, Probe, Question, Result, Update
 
 HONEST, KINDS, SAMPLES = 8, 2, 200
 TICK_S = 0.25
@@ -52,14 +57,15 @@ def write_samples(path: Path, kind: int, seed: int) -> str:
     return str(path)
 
 
-def make_folders(folder: Path, count: int, robust: str) -> list[NodeFolder]:
-    """Make the folders of a swarm of devices on this machine."""
+def make_folders(folder: Path, count: int, robust: str, surveys: bool) -> list[NodeFolder]:
+    """Make the folders of a swarm of devices on this machine; surveys: it finds the number of clusters by itself."""
     network = {"host": "127.0.0.1", "port": 0, "invite_port": 0}
     settings = {"network": network, "training": {"pause_s": 0.4, "reread_s": 0.0}, "log": {"level": "warning"}}
     agreed = {"starts_with": HONEST, "robust": robust, "personal": 0}
     names = [folder / f"node{i}" for i in range(count)]
     data = [write_samples(folder / f"{i}.csv", i % KINDS, seed=i) for i in range(count)]
-    init_node(names[0], Founding(data[0], "activity", settings=settings, hidden=(8,), clusters=KINDS, agreed=agreed))
+    clusters = None if surveys else KINDS
+    init_node(names[0], Founding(data[0], "activity", settings=settings, hidden=(8,), clusters=clusters, agreed=agreed))
     founder = NodeFolder.load(names[0])
     for name, file in zip(names[1:], data[1:], strict=True):
         folders.prepare(name)
@@ -87,6 +93,8 @@ class Rogue:
     linked: set[int] = field(default_factory=set)
     hello: Hello | None = None  # the newest that came
     update: Update | None = None
+    asked: deque[tuple[int, Probe | Question]] = field(default_factory=lambda: deque(maxlen=64))  # in surveys, by whom
+    announced: dict[NetLink, pb.Announce] = field(default_factory=dict)  # models that it reads
 
     def connected(self, neighbour: int) -> None:
         self.linked.add(neighbour)
@@ -100,6 +108,8 @@ class Rogue:
         elif isinstance(message, Update):
             self.update = message
             self.hello = self.hello and self.hello._replace(lineage=message.lineage)
+        elif isinstance(message, Question) or (isinstance(message, Probe) and message.call and message.call.survey):
+            self.asked.append((sender, message))
 
     def tell(self, make: Callable[[Hello], Any]) -> None:
         """Send everybody a message that is made of the newest hello."""
@@ -134,6 +144,54 @@ def by_elections(rogue: Rogue, tick: int, root: int | None = None) -> None:
 def by_elections_of_others(rogue: Rogue, tick: int) -> None:
     """The same in the names of honest members."""
     by_elections(rogue, tick, rogue.random.choice(rogue.honest))
+
+
+def _survey(rogue: Rogue, key: Key) -> None:
+    rogue.tell(lambda hello: Probe(key, hello.lineage, Call((), hello.clusters, _layout(hello).closed, survey=True)))
+
+
+def _layout(hello: Hello) -> Any:
+    return layout_of(hello.lineage)
+
+
+def survey_waves(rogue: Rogue, tick: int) -> None:
+    """Begin surveys all the time, in its own name and those of honest members, and answer nothing."""
+    root = rogue.number if tick % 2 else rogue.random.choice(rogue.honest)
+    _survey(rogue, Key(tick, 0, rogue.random.getrandbits(62), root, 1))
+
+
+def false_results(rogue: Rogue, tick: int) -> None:
+    """Begin surveys, and decide without an answer that the clusters are merged."""
+    key = Key(1 + tick // SECOND, 0, 2**62, rogue.number, 1)
+    if tick % SECOND == 0:
+        _survey(rogue, key)
+    elif tick % SECOND == SECOND - 1 and rogue.hello is not None:
+        layout = _layout(rogue.hello)
+        slots = [slot for slot in range(layout.models) if slot not in layout.closed]
+        plan = Plan((Merge(slots[0], slots[-1], 0.5, 0.0),), ())
+        changed = layout.changed_by(plan, False)
+        entry = Entry(HONEST, key.attempt, key.root, key.incarnation, 0, changed, *plan, False)
+        rogue.tell(lambda hello: Question(key, (HONEST,) * len(slots), (NOBODY,) * len(slots)))
+        if len(slots) > 1:
+            rogue.tell(lambda hello: Result(key, entry))
+
+
+def false_answers(rogue: Rogue, _: int) -> None:
+    """Answer every survey as a neighbour would whose samples say that all clusters are to be merged."""
+    while rogue.asked:
+        sender, asked = rogue.asked.popleft()
+        if isinstance(asked, Probe) and asked.call is not None:
+            closed = asked.call.closed
+            slots = tuple(slot for slot in range(asked.call.clusters) if slot not in closed)
+            k, many = len(slots), SAMPLES * HONEST
+            alike = Poll(slots, (1,) * k, (many,) * k, (0,) * k, (1,) * k, (-1000 * SCALE,) * k**2)
+            rogue.transport.send(sender, Count(asked.key, k, k, (), alike))
+        elif isinstance(asked, Question) and rogue.hello is not None:
+            layout = _layout(rogue.hello)
+            slots = tuple(slot for slot in range(layout.models) if slot not in layout.closed)
+            k = len(slots)
+            said = Survey(slots, (1,) * k, (-1000 * SCALE,) * (EXCESSES * k), (1000 * SCALE,) * k)
+            rogue.transport.send(sender, Answer(asked.key, said))
 
 
 def alarms(rogue: Rogue, tick: int) -> None:
@@ -184,8 +242,6 @@ def garbage(rogue: Rogue, _: int) -> None:
 
 def forged_records(rogue: Rogue, tick: int) -> None:
     """Hand on roster records that nobody signed."""
-    from dfca.node.wire import wire_pb2 as pb
-
     for link in rogue.links():
         link.send(pb.Frame(roster_records=pb.RosterRecords(records=[os.urandom(300) for _ in range(4)])))
 
@@ -195,6 +251,37 @@ def false_offers(rogue: Rogue, _: int) -> None:
     for link in rogue.links():
         link.outgoing.next = lambda: None  # type: ignore[method-assign]
     rogue.send_model(torch.clone)
+
+
+def slow_reader(rogue: Rogue, tick: int) -> None:
+    """Ask for two bytes of a model four times a second, and for another model every five seconds: never read one."""
+    _read_nothing(rogue)
+    for link, announce in [*rogue.announced.items()]:
+        if tick % (5 * SECOND) == 0:
+            link.send(pb.Frame(unavailable=pb.Unavailable(number=rogue.announced.pop(link).number)))
+        else:
+            place = rogue.random.randrange(announce.size - 2)
+            link.send(pb.Frame(want=pb.Want(number=announce.number, offset=place, until=place + 2)))
+
+
+def stalled_reader(rogue: Rogue, _: int) -> None:
+    """Stop reading its streams; heartbeats still leave."""
+    _read_nothing(rogue)
+
+    async def never() -> bytes:
+        await asyncio.sleep(3600.0)
+        return b""
+
+    for link in rogue.links():
+        link._stream.read = never  # type: ignore[method-assign]
+
+
+def _read_nothing(rogue: Rogue) -> None:
+    puller = rogue.transport._puller
+    puller.announce = rogue.announced.setdefault  # type: ignore[method-assign, assignment]
+    rogue.announced = {link: announce for link, announce in rogue.announced.items() if not link.down}
+    for link in rogue.links():
+        link.incoming.take = lambda message: 1 << 16  # type: ignore[method-assign]
 
 
 def flapping(rogue: Rogue, tick: int) -> None:
@@ -218,7 +305,13 @@ ATTACKS: dict[str, Attack] = {
     "forged-records": forged_records,
     "false-offers": false_offers,
     "flapping": flapping,
+    "slow-reader": slow_reader,
+    "stalled-reader": stalled_reader,
+    "survey-waves": survey_waves,
+    "false-results": false_results,
+    "false-answers": false_answers,
 }
+SURVEYED = ("survey-waves", "false-results", "false-answers")  # against swarms that hold surveys
 
 
 @dataclass(frozen=True)
@@ -250,9 +343,11 @@ HEAD = """| attack | rounds/s before, during, after | kept | accuracy before, du
 
 
 @asynccontextmanager
-async def honest_swarm(folder: Path, rogues: int, robust: str) -> AsyncIterator[tuple[list[Service], list[Rogue]]]:
+async def honest_swarm(
+    folder: Path, rogues: int, robust: str, surveys: bool = False
+) -> AsyncIterator[tuple[list[Service], list[Rogue]]]:
     """Run honest nodes until they have learned something; then rogues join, which are silent yet."""
-    made = make_folders(folder, HONEST + rogues, robust)
+    made = make_folders(folder, HONEST + rogues, robust, surveys)
     services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_transport) for each in made[:HONEST]]
     tasks = [asyncio.create_task(service.run()) for service in services]
     members: list[Rogue] = []
@@ -286,7 +381,7 @@ async def attack(name: str, seconds: float, rogues: int = 1, robust: str = "clip
     """Measure one attack; raises RunError if the swarm does not start."""
     act = ATTACKS[name]
     with tempfile.TemporaryDirectory() as folder:
-        async with honest_swarm(Path(folder), rogues, robust) as (services, members):
+        async with honest_swarm(Path(folder), rogues, robust, name in SURVEYED) as (services, members):
             before = await _measure(services, seconds)
             sent = sum(rogue.transport.status()["bytes_out"] for rogue in members)
             acting = [asyncio.create_task(_act(rogue, act)) for rogue in members]

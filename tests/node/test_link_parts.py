@@ -90,9 +90,9 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
 class Reader:
     """One end that reads, with a clock of its own and what it has asked for."""
 
-    def __init__(self, size: int, offset: int = 0) -> None:
+    def __init__(self, size: int, offset: int = 0, trip_s: float = 0.0) -> None:
         self.now, self.asked = 0.0, list[tuple[int, int, int]]()
-        self.incoming, self.data = Incoming(self._say, lambda: self.now), bytes(range(size))
+        self.incoming, self.data = Incoming(self._say, lambda: self.now, lambda: trip_s), bytes(range(size))
         self.window = PacedSize.window(OPTIONS)
         self.reader = self.incoming.read(7, offset, size, self.window)
 
@@ -130,13 +130,30 @@ def test_a_window_ahead_is_asked_for_once_half_of_the_last_is_taken() -> None:
         one.now = 0.12  # fast: the window doubles
         one.come(18, 8)
         await one.read()
-        assert one.asked[2:] == [(7, 26, 40)]  # no more than there is
+        assert one.asked[2:] == [(7, 26, 34)]
         assert one.window.bytes == 32
-        one.come(26, 14)
+        one.come(26, 8)
+        await one.read()
+        assert one.asked[3:] == [(7, 34, 40)]  # no more than there is
+        one.come(34, 6)
         assert not one.reader.is_done
         await one.read()
         assert one.reader.is_done
-        assert len(one.asked) == 3
+        assert len(one.asked) == 4
+
+    carry_out(run)
+
+
+@pytest.mark.parametrize(("took_s", "window"), [(0.82, 32), (0.9, 16), (1.11, 8)])
+def test_a_round_trip_is_no_slowness(took_s: float, window: int) -> None:
+    async def run() -> None:
+        one = Reader(40, trip_s=0.8)
+        waiting = asyncio.ensure_future(one.read())
+        await asyncio.sleep(0)
+        one.now = took_s
+        one.come(0, 16)
+        await waiting
+        assert one.window.bytes == window
 
     carry_out(run)
 

@@ -353,6 +353,16 @@ def test_a_peer_that_had_no_vote_knows_so_after_a_restart() -> None:
 # Surveys.
 
 
+@pytest.mark.parametrize(
+    ("entries", "joins"),
+    [((), True), ((CLOSING._replace(slots=(), merges=(), last=True),), False), ((CLOSING,), False)],
+)
+def test_a_peer_joins_no_survey_after_the_last_nor_of_a_single_cluster(entries: Lineage, joins: bool) -> None:
+    lineage = (*A, *entries)
+    peer = make_peer(lineage, 5.0, 6.0, merging=MergeOptions())
+    assert peer.surveys.may_join(peer, Probe(Key(0, 0, 0, 1, 0), lineage, Call((), 2, survey=True))) is joins
+
+
 def test_a_survey_of_part_of_the_electorate_closes_nothing() -> None:
     for voters, closed in ((2, (1,)), (3, ())):
         peer = make_peer(elected(voters, 0, 1), 5.0, 6.0, merging=MergeOptions(first=1))

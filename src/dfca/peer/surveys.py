@@ -110,8 +110,10 @@ class Surveys(Part):
     # Taking part.
 
     def may_join(self, at: PeerView, probe: Probe) -> bool:
-        """Return whether to join a survey: of the same clusters, and not a second one within a round."""
+        """Return whether to join a survey: of the same clusters, none after the last, no second one within a round."""
         if at.options.method.merging is None or at.bank is None or not _is_possible(at):
+            return False
+        if at.lineage[-1].last or len(at.open_clusters) < 2:
             return False
         return probe.base == at.lineage and at.round != self.held
 

@@ -92,6 +92,8 @@ class FalseAlarms:
     """Counts how often members that counted as dead were back at once: a network that stalls for seconds now and then.
 
     Each doubles the silence that is allowed, as TCP doubles its time-out after each that was too short (RFC 6298, 5.5).
+    Each end learns from its own: what stalls one direction need not stall the other, and where both stall, a link ends
+    once more.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from dfca.node.net.transfer.chunks import read_part, write_part
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
 
-FAST_S, SLOW_S = 0.05, 0.3  # what takes less doubles in size (a chunk, half a window), what takes more is halved
+FAST_S, SLOW_S = 0.05, 0.3  # what takes less doubles in size (a chunk, a window), what takes more is halved
 MOST_WINDOW_BYTES = 8 << 20
 MOST_LEFT_BYTES = 8 * MOST_WINDOW_BYTES  # asked for on a link and not here yet
 
@@ -95,10 +95,12 @@ class Outgoing:
 
 
 class Incoming:
-    """The models that this node reads on a link. say: sends a frame to the neighbour."""
+    """The models that this node reads on a link. say: sends a frame to the neighbour; trip_s: its least round trip."""
 
-    def __init__(self, say: Callable[[pb.Frame], None], now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(
+        self, say: Callable[[pb.Frame], None], now: Callable[[], float], trip_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.now, self.trip_s = now, trip_s
         self._say = say
         self._readers: dict[int, PartReader] = {}
         self._left = 0  # bytes asked for that have not come
@@ -138,7 +140,7 @@ class PartReader:
         self._parts: deque[tuple[memoryview, int]] = deque()
         self._changed = asyncio.Event()
         self._stalled = False
-        self._asked_at: float | None = None
+        self._asked: deque[tuple[int, float]] = deque()  # up to where, and when, of what has not come
 
     @property
     def is_done(self) -> bool:
@@ -161,6 +163,8 @@ class PartReader:
             await self._changed.wait()
         data, offset = self._parts.popleft()
         self._taken += len(data)
+        while self._asked and self._asked[0][0] <= self._taken:  # beyond a round trip: how long what is ahead takes
+            self._window.observe(self._incoming.now() - self._asked.popleft()[1] - self._incoming.trip_s())
         return data, offset
 
     def cancel(self) -> None:
@@ -173,11 +177,8 @@ class PartReader:
         window = self._window
         if self._until >= self._size or self._until - self._taken > window.bytes // 2:
             return
-        now = self._incoming.now()
-        if self._asked_at is not None:
-            window.observe(now - self._asked_at)
-        self._asked_at = now
         until = max(self._until, min(self._size, self._taken + window.bytes))
         if until > self._until:
             self._incoming.ask(self._number, self._until, until)
             self._until = until
+            self._asked.append((until, self._incoming.now()))
