@@ -189,16 +189,15 @@ def test_nodes_are_a_page_of_their_own(tmp_path: Path) -> None:
     assert frames["frames"][0][3:] == ["01..", [0, 1], [0.5, 0.75]]
 
 
-def test_nodes_of_a_regression_show_their_rmse(tmp_path: Path) -> None:
-    for name, rmse in (("a", 0.5), ("b", None)):
+@pytest.mark.parametrize("key", ["rmse", "f1"])
+def test_nodes_of_other_tasks_show_their_score(key: str, tmp_path: Path) -> None:
+    for name, score in (("a", 0.5), ("b", None)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "node.toml").write_text("")
-        (tmp_path / name / "status.json").write_text(
-            json.dumps(STATUS | {"name": name, "accuracy": None, "rmse": rmse})
-        )
+        (tmp_path / name / "status.json").write_text(json.dumps(STATUS | {"name": name, "accuracy": None, key: score}))
     page = NodesPage([tmp_path / "a", tmp_path / "b"])
     page._nodes.ask()
     page.poll()
     shown = page.whole()
-    assert (shown["run"]["metric"]["name"], shown["trials"]["nodes/0/"]["score"]) == ("RMSE", [0.5])
+    assert (shown["run"]["metric"]["name"], shown["trials"]["nodes/0/"]["score"]) == (key.upper(), [0.5])
     assert [node["score"] for node in shown["nodes"]] == [0.5, None]

@@ -9,7 +9,6 @@ from dfca.runs.store.metric import ShownMetric, metric_named
 from dfca.watch.reading import text
 
 MOST_LETTERS = 40
-RMSE = ShownMetric("RMSE", "rmse", higher_is_better=False, percent=False)
 
 
 def read_metric(summary: Mapping[str, Any], config: Mapping[str, Any], keys: Iterable[str]) -> ShownMetric:

@@ -10,8 +10,8 @@ from typing import Any
 
 from dfca.base.errors import DfcaError
 from dfca.node.operate import control, status
-from dfca.runs.store.metric import ACCURACY, ShownMetric
-from dfca.watch.metric import RMSE, as_part
+from dfca.runs.store.metric import ACCURACY, ShownMetric, metric_named
+from dfca.watch.metric import as_part
 from dfca.watch.reading import UnreadableError, finite, parse, read_file, text
 from dfca.watch.trials import TrialView, some
 
@@ -101,7 +101,7 @@ class NodeSource:
     @property
     def metric(self) -> ShownMetric:
         """The metric that the nodes report: all members of a swarm have the same task."""
-        return RMSE if any(node["metric"] == RMSE.key for node in self._found) else ACCURACY
+        return next((metric_named(node["metric"]) for node in self._found if node["metric"] != "accuracy"), ACCURACY)
 
     def _enter(self) -> None:
         """Turn the answers into one more evaluation."""
@@ -214,7 +214,7 @@ def describe(folder: Path, answer: Mapping[str, Any]) -> dict[str, Any]:
     problems, last = answer.get("problems"), answer.get("last_error")
     problem = text(problems[0], 300) if isinstance(problems, list) and problems else ""
     cluster, running = finite(answer.get("cluster")), answer.get("running", bool(answer)) is not False
-    metric = "accuracy" if finite(answer.get(RMSE.key)) is None else RMSE.key
+    metric = next((key for key in status.SCORES if finite(answer.get(key)) is not None), "accuracy")
     return {
         "name": text(answer.get("name"), 60) or folder.name,
         "running": running,
