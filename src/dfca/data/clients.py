@@ -393,8 +393,8 @@ def _join_lazily(clients: Sequence[SamplesLike], part: str, task: Task) -> Clien
 
     x, labels = join_lazily(datasets, convert)
     targets = []
-    for found, who in zip(labels, names, strict=True):
-        y = _to_targets(torch.stack([_to_tensor(label, who) for label in found]), who, task)
+    for mine, who in zip(labels, names, strict=True):
+        y = _to_targets(torch.stack([_to_tensor(label, who) for label in mine]), who, task)
         if task.targets == "classes" and y.dim() != 1:
             raise DataError(f"{who} has labels of shape {tuple(y.shape)}; give one per sample")
         targets.append(y)

@@ -44,12 +44,12 @@ def _observe(start: Start, places: Sequence[int], own: Tensor, partners: Tensor,
     plain = [own, partners, torch.lerp(own, partners, weights)]
     tuned = [engine.finetuned(vectors, train, steps, clients) for vectors in plain]
     trained = engine.rated(partial(judge, task), tuned[0], train).cpu()
-    losses = [[engine.rated_each(partial(judge_each, task), each, held) for each in some] for some in (plain, tuned)]
+    losses = [[engine.rated_each(partial(judge_each, task), model, held) for model in some] for some in (plain, tuned)]
     chosen_by = [engine.sample_losses(vectors[None], held) for vectors in plain[:2]]
     said = torch.empty(len(places), EXCESSES + 1, dtype=torch.float64)
     for row in range(len(places)):
-        mine = torch.stack([torch.stack([each[row] for each in some]) for some in losses])
-        chosen = choose_without(torch.cat([each[row] for each in chosen_by]), 0)
+        mine = torch.stack([torch.stack([of_clients[row] for of_clients in some]) for some in losses])
+        chosen = choose_without(torch.cat([of_clients[row] for of_clients in chosen_by]), 0)
         said[row, :-1] = torch.tensor(compare(mine, chosen, task), dtype=torch.float64)
         said[row, -1] = at_least(task, float(mine[1, 0].mean() - trained[row]))
     return said

@@ -57,14 +57,14 @@ class Kept:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from what `tensors` listed, among others."""
-        found: dict[tuple[int, int, int], State] = {}
+        states: dict[tuple[int, int, int], State] = {}
         for key, tensor in tensors.items():
             if key.startswith("optimizer/"):
                 *place, name = key.removeprefix("optimizer/").split("/", 3)
                 client, round, cluster = map(int, place)
-                found.setdefault((client, round, cluster), {})[name] = tensor.clone()
+                states.setdefault((client, round, cluster), {})[name] = tensor.clone()
         self.entries = {}
-        for (client, round, cluster), state in sorted(found.items(), key=lambda item: item[0]):
+        for (client, round, cluster), state in sorted(states.items(), key=lambda item: item[0]):
             self.after(client, cluster, round, state)
 
 
@@ -141,7 +141,7 @@ def _state_of(optimiser: Any, theta: Sequence[Tensor]) -> State:
     """Return what an optimiser remembers: tensors, in the state that those of torch have."""
     states = {place: optimiser.state.get(tensor, {}) for place, tensor in enumerate(theta)}
     return {
-        f"{key}/{place}": value for place, each in states.items() for key, value in each.items() if value is not None
+        f"{key}/{place}": value for place, kept in states.items() for key, value in kept.items() if value is not None
     }
 
 

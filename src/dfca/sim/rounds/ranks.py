@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dfca.base.errors import ConfigError, DfcaError, RankLost
 from dfca.core.rules.mixing import blocks
-from dfca.sim.local.cores import share_out
+from dfca.sim.local.cores import share_out, usable_cores
 from dfca.sim.rounds.watchdog import Watchdog
 from dfca.sim.shards import PIECE_BYTES, AgreedError, ExchangePlan, Mix, is_in, pieces
 
@@ -46,8 +46,7 @@ def threads_of_rank() -> int | None:
     """Share the cores of this machine out among its ranks; None where there is one process."""
     if not launched():
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @contextmanager
