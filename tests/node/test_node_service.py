@@ -452,7 +452,7 @@ def test_services_that_start_together_see_each_other_run_by_their_links(tmp_path
 
 def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_path: Path) -> None:
     """Whole services with what users get: clusters are merged on the way, and personal steps are taken at the end."""
-    agreed = {"rounds": 48, "starts_with": 6, "merging": {}, "local": {"steps": 20}}
+    agreed = {"rounds": 80, "starts_with": 6, "merging": {}, "local": {"steps": 20}}
     folders = make_swarm(tmp_path, (0, 0, 0, 1, 1, 1), agreed=agreed)
 
     async def scenario() -> list[Service]:
@@ -464,7 +464,7 @@ def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_p
     services = asyncio.run(scenario())
     statuses = [service.status() for service in services]
     assert [status["state"] for status in statuses] == ["done"] * 6
-    assert [status["round"] for status in statuses] == [48] * 6
+    assert [status["round"] for status in statuses] == [80] * 6
     assert len({service.node.machine.lineage for service in services}) == 1  # type: ignore[attr-defined]
     assert [status["clusters"] for status in statuses] == [2] * 6
     clusters = [status["cluster"] for status in statuses]
