@@ -23,6 +23,7 @@ from dfca.peer.records.lineage import (
     clusters_of,
     compatible,
     digest_of,
+    electorate,
     extended,
     is_entry,
     is_lineage,
@@ -126,6 +127,12 @@ def test_surveys_of_a_lineage() -> None:
         assert quiet_surveys((first, *entries)) == quiet
     assert quiet_surveys((first, QUIET, later, QUIET)) == 1
     assert [shared_length("abc", other) for other in ("", "abc", "abd", "abcd", "xbc")] == [0, 3, 2, 3, 0]
+
+
+def test_the_electorate_of_a_lineage_is_that_of_its_largest_election_but_for_what_is_folded() -> None:
+    assert electorate(()) == 0
+    assert electorate((START._replace(voters=3), START._replace(voters=5), START._replace(voters=4))) == 5
+    assert electorate(history(LONGEST)) == 9
 
 
 def test_a_digest_names_the_bits_of_models_in_their_order() -> None:
