@@ -113,21 +113,13 @@ def beyond_sparse() -> str:
             row += [spread([run[measure] for run in mine]) for mine in by.values()]
         asked |= {(label, title): (by["relay"], by["trained"], key) for key, title in columns.items()}
         row.append(" / ".join(f"{mean(run['bytes_sent'] for run in mine) / 40e6:.1f}" for mine in by.values() if mine))
-        row.append(
-            " / ".join(
-                f"{mean(100 * run['all_models_accuracy'] / (run['bytes_sent'] / 40e6) for run in mine):.0f}"
-                for mine in by.values()
-                if mine
-            )
-        )
         rows.append(row)
     title = (
         "`dfca run beyond-sparse`: 40 clients, 4 clusters, elected starts, 5 seeds. Accuracy of the own model and of "
-        "all models in %, megabytes sent per client, and points of all-models accuracy per megabyte, for what clients "
-        "share: trained / all / relay."
+        "all models in % and megabytes sent per client, for what clients share: trained / all / relay."
     )
     head = ["graph", "own: trained", "own: all", "own: relay", "all models: trained", "all", "relay"]
-    head += ["MB", "points/MB", *columns.values()]
+    head += ["MB", *columns.values()]
     return title + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
