@@ -54,7 +54,7 @@ def test_the_checkpoints_of_a_trial_stay_until_its_row_is_written(
         raise RunError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "_write_json", fail)
+        patch.setattr("dfca.runs.store.folder.write_json", fail)
         with pytest.raises(RunError, match="no space left"):
             folder.finish(TRIAL, ROW)
     kept, warnings = folder.checkpoints.latest(TRIAL)
