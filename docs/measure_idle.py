@@ -2,8 +2,8 @@
 
     python docs/measure_idle.py [--settle 300] [--seconds 180] [--set training.rest_s=0]
 
-The data are those of docs/deploy.md: three motion sensors, one of them upside down. The nodes run for `--settle` seconds,
-then one of them is watched for `--seconds`.
+The data are those of docs/deploy.md: three motion sensors, one of them upside down. The nodes run for `--settle`
+seconds, then one of them is watched for `--seconds`.
 """
 
 from __future__ import annotations
