@@ -44,7 +44,7 @@ from dfca.peer.records.messages import Alarm, Answer, Call, Count, Hello, Key, N
 
 HONEST, KINDS, SAMPLES = 8, 2, 200
 TICK_S = 0.25
-LEARN_ROUNDS = 30  # before the first measurement
+LEARN_ROUNDS, EARLY_ROUNDS = 30, 3  # before the first measurement; where surveys are to come: they end soon
 
 
 def write_samples(path: Path, kind: int, seed: int) -> str:
@@ -278,8 +278,8 @@ def stalled_reader(rogue: Rogue, _: int) -> None:
 
 def _read_nothing(rogue: Rogue) -> None:
     puller = rogue.transport._puller
-    puller.announce = rogue.announced.setdefault  # type: ignore[method-assign, assignment]
     rogue.announced = {link: announce for link, announce in rogue.announced.items() if not link.down}
+    puller.announce = rogue.announced.setdefault  # type: ignore[method-assign, assignment]
     for link in rogue.links():
         link.incoming.take = lambda message: 1 << 16  # type: ignore[method-assign]
 
@@ -357,7 +357,7 @@ async def honest_swarm(
         for one in services:
             for other in services:
                 one.folder.roster.merge(other.folder.roster.records())
-        await _until(lambda: min(_rounds(services)) >= LEARN_ROUNDS)
+        await _until(lambda: min(_rounds(services)) >= (EARLY_ROUNDS if surveys else LEARN_ROUNDS))
         for each in made[HONEST:]:
             transport = make_transport(each, neighbours=names)
             assert isinstance(transport, GrpcTransport)
@@ -382,7 +382,7 @@ async def attack(name: str, seconds: float, rogues: int = 1, robust: str = "clip
     act = ATTACKS[name]
     with tempfile.TemporaryDirectory() as folder:
         async with honest_swarm(Path(folder), rogues, robust, name in SURVEYED) as (services, members):
-            before = await _measure(services, seconds)
+            before = await _measure(services, seconds / 4 if name in SURVEYED else seconds)
             sent = sum(rogue.transport.status()["bytes_out"] for rogue in members)
             acting = [asyncio.create_task(_act(rogue, act)) for rogue in members]
             during = await _measure(services, 2 * seconds)

@@ -218,8 +218,7 @@ class FaultRun:
                 self.push(late[i], 0, "return", i, True)
             else:
                 self._born(i, None, late=False)
-        for link in self.links:
-            self._update_link(link)
+        self._update_links()
         for crash in world.crashes:
             self.push(crash.at_s, 0, "crash", crash.peer, crash)
         for cut in world.cuts:
@@ -273,8 +272,7 @@ class FaultRun:
         elif kind == "return":
             self._return(i, detail)
         elif kind == "cut":
-            for link in self.links:
-                self._update_link(link)
+            self._update_links()
         elif kind == "jump":
             self.offsets[i] += detail
         elif kind == "flap":
@@ -385,9 +383,7 @@ class FaultRun:
         self.away.add(i)
         self.lives[i] += 1
         self.writes.pop(i, None)
-        for link in self.links:
-            if i in link:
-                self._update_link(link)
+        self._update_links(i)
         kept = self.saves[i]
         saved = None
         if crash.keeps == "save" and kept:
@@ -400,9 +396,7 @@ class FaultRun:
         if i in self.peers:
             return
         self._born(i, what if isinstance(what, Saved) else None, late=True)
-        for link in self.links:
-            if i in link:
-                self._update_link(link)
+        self._update_links(i)
 
     def _swap(self, i: int) -> None:
         """Put a copy of a peer's state in its place: nothing may change."""
@@ -423,8 +417,7 @@ class FaultRun:
         for i in self.ids:
             if i not in self.peers:
                 self.push(self.now, 0, "return", i, self.saves[i][-1] if self.saves[i] else True)
-        for link in self.links:
-            self._update_link(link)
+        self._update_links()
         self.rounds_at_stop = {i: self.peers[i].round if i in self.peers else 0 for i in self.ids}
 
     # The network.
@@ -445,35 +438,31 @@ class FaultRun:
     def _take_neighbours(self, i: int) -> None:
         if i in self.peers:
             self._call(i, "rewire", tuple(self.graph.neighbors(i)))
-        for link in self.links:
-            if i in link:
-                self._update_link(link)
+        self._update_links(i)
 
     def _wanted_up(self, link: frozenset[int]) -> bool:
         if any(i not in self.peers for i in link) or not self._is_edge(*link):
             return False
         if self.stopped:
             return True
-        return not any(
-            cut.begin_s <= self.now < cut.end_s and len(link & set(cut.side)) == 1 for cut in self.world.cuts
-        )
+        return not any(cut.splits(*link, self.now) for cut in self.world.cuts)
 
     def _is_edge(self, one: int, other: int) -> bool:
         """Return whether both ends know that they are neighbours."""
         ends = ((self.peers[one], other), (self.peers[other], one))
         return all(not isinstance(peer, Peer) or end in peer.neighbours for peer, end in ends)
 
-    def _update_link(self, link: frozenset[int]) -> None:
-        state, up = self.links[link], self._wanted_up(link)
-        if up == state.up:
-            return
-        state.up = up
-        state.epoch += 1
-        state.last.clear()
-        for i in link:
-            (other,) = link - {i}
-            later = self.rnd.uniform(0, 2.0) if not up else 0.0
-            self.push(self.now + later, 0, "link", i, (other, state.epoch, up))
+    def _update_links(self, end: int | None = None) -> None:
+        for link, state in self.links.items():
+            if end not in (None, *link) or (up := self._wanted_up(link)) == state.up:
+                continue
+            state.up = up
+            state.epoch += 1
+            state.last.clear()
+            for i in link:
+                (other,) = link - {i}
+                later = self.rnd.uniform(0, 2.0) if not up else 0.0
+                self.push(self.now + later, 0, "link", i, (other, state.epoch, up))
 
     def _break(self, link: frozenset[int]) -> None:
         """Break a link for a moment: what is on its way is lost."""
@@ -548,11 +537,8 @@ class FaultRun:
 
     def _remember(self, to: int, message: Any) -> None:
         """Keep of which lineage a model claims to be when it is sent."""
-        if (
-            isinstance(message, Update | Copy | BankCopy | Report)
-            and well_formed(message)
-            and message.message is not None
-        ):
+        kinds = Update | Copy | BankCopy | Report
+        if isinstance(message, kinds) and well_formed(message) and message.message is not None:
             lineage = () if isinstance(message, Report) else message.lineage
             self.made[to, id(message.message.model)] = (lineage, message.message.model)
 
@@ -583,9 +569,6 @@ class FaultRun:
         if curves.measured and curves.sound and not all(math.isfinite(value) for row in curves.rows for value in row):
             raise Violation(f"peer {peer.id} has a curve that is not finite")
 
-    def _parts(self) -> Iterator[set[int]]:
-        yield from nx.connected_components(self.graph)
-
     def _problems(self) -> Iterator[str]:
         for i in self.ids:
             peer = self.peers.get(i)
@@ -595,7 +578,7 @@ class FaultRun:
                 yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"
             elif peer.round >= self.rounds:
                 yield from self._unpicked(i, peer)
-        for part in self._parts():
+        for part in nx.connected_components(self.graph):
             members = [peer for i in sorted(part) if isinstance(peer := self.peers.get(i), Peer)]
             lineages = {peer.lineage for peer in members}
             sizes = {len(peer.bank) for peer in members if peer.bank is not None}

@@ -42,6 +42,10 @@ class Cut:
     end_s: float
     side: tuple[int, ...]
 
+    def splits(self, one: int, other: int, now: float) -> bool:
+        """Return whether nothing passes between two peers now."""
+        return self.begin_s <= now < self.end_s and (one in self.side) != (other in self.side)
+
 
 @dataclass(frozen=True)
 class FaultWorld:

@@ -338,8 +338,7 @@ class NodeRun:
 
     def _held_s(self, one: int, other: int) -> float:
         now = asyncio.get_running_loop().time()
-        ends = [c.end_s for c in self.world.cuts if c.begin_s <= now < c.end_s and (one in c.side) != (other in c.side)]
-        return max(ends, default=now) - now
+        return max((cut.end_s for cut in self.world.cuts if cut.splits(one, other, now)), default=now) - now
 
     def fail(self, problem: str) -> None:
         """Keep the first thing that is wrong."""
