@@ -9,9 +9,8 @@ import pytest
 from benchmarks.rogue import ATTACKS, Attacked, Phase, attack, print_table
 from dfca.base.errors import ConfigError
 
-
 BY_HAND = {"nothing", "by-elections", "by-elections-of-others", "alarms", "false-results", "false-answers"}
-"""How long calls for elections may hold up training is the protocol's; false surveys cost accuracy (docs/security.md)."""
+"""Calls for elections may hold up training for as long as the protocol says; false surveys cost accuracy."""
 
 
 def test_an_unknown_attack_is_a_sentence() -> None:

@@ -445,7 +445,8 @@ class FaultRun:
             return False
         if self.stopped:
             return True
-        return not any(cut.splits(*link, self.now) for cut in self.world.cuts)
+        one, other = link
+        return not any(cut.splits(one, other, self.now) for cut in self.world.cuts)
 
     def _is_edge(self, one: int, other: int) -> bool:
         """Return whether both ends know that they are neighbours."""
