@@ -1,6 +1,7 @@
 """What a converged swarm of three nodes costs an hour: CPU, traffic and writes of one node, on the loopback.
 
-    python docs/measure_idle.py [--settle 300] [--seconds 180] [--set training.rest_s=0]
+    python docs/measure_idle.py [--settle 1300] [--seconds 900]                          # at rest
+    python docs/measure_idle.py --settle 240 --seconds 180 --set training.rest_s=0       # at full pace
 
 The data are those of docs/deploy.md: three motion sensors, one of them upside down. The nodes run for `--settle`
 seconds, then one of them is watched for `--seconds`.
@@ -66,8 +67,8 @@ def counts(folder: Path, process: psutil.Process) -> dict[str, float]:
 def main() -> None:
     """Run the swarm and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settle", type=float, default=300.0)
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--settle", type=float, default=1300.0)
+    parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--port", type=int, default=27447)
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()

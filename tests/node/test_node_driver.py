@@ -20,9 +20,9 @@ from dfca.node.disk.record import Recorder, digest_of_save, first_difference, re
 from dfca.node.disk.store import CannotSave, DiskStore
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
+from dfca.node.surroundings import OneThread
 from dfca.node.work.local_work import LocalWork, WorkSamples
 from dfca.node.work.pace import Pace
-from dfca.node.work.threads import OneThread
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory, drive
 from dfca.peer.peer import Peer

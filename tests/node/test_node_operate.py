@@ -264,7 +264,7 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist() -> None:
 
     from dfca.node.operate.metrics import _Collector
 
-    full = {**STATUS, "round_s": 1.0, "since_round_s": 1.0, "incarnation": 0, "left_out": {"garage": 1}}
+    full = {**STATUS, "round_s": 1.0, "since_round_s": 1.0, "rest_s": 0.0, "incarnation": 0, "left_out": {"garage": 1}}
     registry = CollectorRegistry()
     registry.register(_Collector(lambda: full))
     known = set(re.findall(r"^(dfca_\w+)[ {]", generate_latest(registry).decode(), re.MULTILINE))

@@ -22,7 +22,7 @@ from dfca.node.disk import store as store_module
 from dfca.node.disk.save_file import digest, last_save, save_paths
 from dfca.node.disk.saving import SaveThenSend
 from dfca.node.disk.store import CannotSave, DiskStore, _parts, read_save
-from dfca.node.work.threads import OneThread
+from dfca.node.surroundings import OneThread
 from dfca.peer.records.messages import Hello, Update
 from dfca.peer.state import Saved
 

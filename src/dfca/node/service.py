@@ -50,8 +50,7 @@ from dfca.node.task.learner import evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.guard import ModelGuard
-from dfca.node.work.heap import give_back_memory
-from dfca.node.work.local_work import LocalWork, WorkSamples
+from dfca.node.work.local_work import LocalWork, WorkSamples, give_back_memory
 from dfca.node.work.pace import Idling, Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer

@@ -217,11 +217,11 @@ async def _check_members(folder: NodeFolder, status: dict[str, Any] | None) -> l
     checks = list(chain.from_iterable(await asyncio.gather(*dials)))
     if not any(check.text.endswith(WALLED) for check in checks if check.name == "reach back"):
         return checks
-    return [replace(check, outcome="warning", cure=APART) if _is_apart(check) else check for check in checks]
-
-
-def _is_apart(check: Check) -> bool:
-    return check.name == "reach" and check.outcome == "failure"
+    failed = ("reach", "failure")
+    return [
+        replace(check, outcome="warning", cure=APART) if (check.name, check.outcome) == failed else check
+        for check in checks
+    ]
 
 
 async def _check_member(folder: NodeFolder, member: Any, running: bool, linked: bool) -> list[Check]:

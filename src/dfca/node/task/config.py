@@ -18,6 +18,7 @@ from dfca.base.files import atomic_write, read_small
 from dfca.base.table import Table, option
 from dfca.base.toml import parse_toml
 from dfca.base.validation import check
+from dfca.node.addresses import split_address
 
 FILE = "node.toml"
 LARGEST = 2**20
@@ -30,19 +31,8 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists, not t
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
 
 
-def check_address(address: str) -> tuple[str, int]:
-    """Part "host:port" or "[IPv6]:port"; raises ValueError with a sentence."""
-    host, _, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit():
-        raise ValueError(f'an address must be "host:port" or "[IPv6]:port", got "{address}"')
-    if not 1 <= int(port) <= 65_535:
-        raise ValueError(f"a port must be in 1..65535, got {port} in {address!r}")
-    return host.strip("[]"), int(port)
-
-
 def _address(address: str) -> str:
-    check_address(address)
+    split_address(address)
     return address
 
 

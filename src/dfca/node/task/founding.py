@@ -162,12 +162,15 @@ def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...
         "missing": "drop" if options.drop_missing else "refuse",
         "test": None if options.test is None else absolute(options.test),
     }
+    model, codec = None, None
+    if isinstance(options, Founding):
+        model, codec = options.model, (options.agreed or {}).get("codec")
     content: dict[str, Any] = {
         "name": options.name or _name(folder),
         "data": data,
         "training": {
-            "factory": options.factory or _own_model(options),
-            "codec": _own_codec(options),
+            "factory": options.factory or _code(model),
+            "codec": _code(codec),
             "weights": None if options.weights is None else absolute(options.weights),
         },
     }
@@ -179,14 +182,9 @@ def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...
     return NodeConfig.checked(content, "the settings")
 
 
-def _own_model(options: JoinPlan) -> str | None:
-    return options.model if isinstance(options, Founding) and MODULE.match(options.model) else None
-
-
-def _own_codec(options: JoinPlan) -> str | None:
-    """Return the codec that the founder has named for all, if it is code."""
-    codec = (options.agreed or {}).get("codec") if isinstance(options, Founding) else None
-    return codec if isinstance(codec, str) and MODULE.match(codec) else None
+def _code(name: Any) -> str | None:
+    """Return what the founder names for all members, if it is code."""
+    return name if isinstance(name, str) and MODULE.match(name) else None
 
 
 def _name(folder: Path) -> str:

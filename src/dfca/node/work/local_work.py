@@ -6,6 +6,9 @@ used, the node continues with the old.
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,7 +22,6 @@ from dfca.core.client import Client
 from dfca.core.rules.merging import hide_closed
 from dfca.core.rules.personal import Pair
 from dfca.node.work.guard import ModelGuard
-from dfca.node.work.heap import give_back_memory
 from dfca.node.work.worker import Worker
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Score, Train, Trained, Warm, WarmUp
 
@@ -141,3 +143,12 @@ def moved(value: Any, device: str) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(moved(part, device) for part in value))
     return value
+
+
+def give_back_memory() -> None:
+    """Collect garbage and return free memory that the C library (glibc) keeps: after work that needed much once."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
