@@ -7,6 +7,7 @@ import io
 import json
 import re
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,9 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         ended = await asyncio.to_thread(stop_node, a)
         assert (ended["name"], ended["round"]) == ("kitchen", (last_save(a / STATE) or {})["round"])
         NodeFolder.load(a).lock().release()
-        await asyncio.gather(running, also)
+        await running
+        with suppress(ConfigError):  # on a busy machine it hears of its removal before it stops
+            await also
 
     asyncio.run(scenario())
     assert (tmp_path / "record").stat().st_size > 1000
