@@ -196,13 +196,14 @@ def test_peers_whose_part_is_missing() -> None:
     assert make("stand", missing={3})._waited_for() == set()
 
 
-def test_lineages_of_bad_roots_and_of_fewer_voters_are_outvoted() -> None:
+def test_lineages_of_fewer_voters_are_outvoted_and_bad_roots_are_not_trusted() -> None:
     entry = Entry(10, 0, 8, 0, 0, (0,))
     assert not make().outvotes(entry)
     assert make(voters=11).outvotes(entry)
     assert not make("counted", voters=11).outvotes(entry)
-    assert make(banned={8}).outvotes(entry)
-    assert make(failed={8: ROOT_STRIKES}).outvotes(entry)
+    assert not make().distrusts(entry)
+    assert make(banned={8}).distrusts(entry)
+    assert make(failed={8: ROOT_STRIKES}).distrusts(entry)
 
 
 def test_a_peer_that_made_the_best_bid_and_did_not_stand_is_remembered() -> None:

@@ -168,6 +168,17 @@ def test_peers_without_models_yield_to_as_many_voters_or_holders(voters: int, ho
     assert _outvotes(at, make_election(), lineage) is wait
 
 
+@pytest.mark.parametrize(("holders", "wait"), [(1, True), (2, False)])
+def test_models_of_a_root_that_is_not_trusted_are_taken_where_enough_neighbours_hold_them(
+    holders: int, wait: bool
+) -> None:
+    lineage, election = elected(100, 0), make_election()
+    election.banned = {lineage[0].root}
+    hellos = [Hello(0, 0, 0), *[Hello(0, 5, 1, lineage)] * holders]  # with the peer itself, two have no models
+    at: Any = SimpleNamespace(links={n: Neighbour(hello) for n, hello in enumerate(hellos)})
+    assert _outvotes(at, election, lineage) is wait
+
+
 def test_a_candidate_that_was_asked_and_did_not_stand_is_not_asked_again() -> None:
     root = make_election()
     open_turn(root)

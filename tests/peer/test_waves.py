@@ -17,6 +17,7 @@ from dfca.peer.waves import wave as waves
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election
 from dfca.peer.waves.wave import (
+    LEARNED_DOUBLINGS,
     MOST_AHEAD,
     MOST_DOUBLINGS,
     MOST_ROOTS,
@@ -331,6 +332,8 @@ def test_the_time_out_doubles_with_every_attempt_that_ended_in_silence() -> None
     assert wave.next_wake() == 108.0  # attempts can be claimed: it has seen one silence
     wave.begin(0.0, attempt=SILENT * 20)
     wave.silences = 20
+    assert wave.next_wake() == 1.5 * 4.0 * 2**LEARNED_DOUBLINGS  # it is known how long answers take
+    wave.phase = "counted"
     assert wave.next_wake() == 1.5 * 4.0 * 2**MOST_DOUBLINGS  # a root that saw many waits longer than its children
     wave.silences = PATIENT
     assert wave.next_wake() == 1.5 * 4.0 * 2**PATIENT

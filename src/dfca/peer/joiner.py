@@ -257,13 +257,15 @@ def _outvotes(at: PeerView, election: Election, lineage: Lineage) -> bool:
 
     Also where more peers around here have no models yet than voted for those, or hold them: one that a member held
     alone, while it did not do its part in theirs, is not what they want, and what they elect is the higher lineage.
+    Of a root that is not trusted only the neighbours that hold its models count: it may say any number of voters.
     """
     if election.outvotes(lineage[-1]):
         return True
     hellos = [known.hello for known in at.links.values() if known.hello is not None]
     without = 1 + sum(not hello.clusters for hello in hellos)
     holders = sum(hello.lineage[:1] == lineage[:1] for hello in hellos)
-    return without > max(lineage[0].voters, holders)
+    voters = 0 if election.distrusts(lineage[-1]) else lineage[0].voters
+    return without > max(voters, holders)
 
 
 def _claimed_rounds(at: PeerView, but: int | None = None) -> list[int]:

@@ -150,9 +150,12 @@ class Election(Wave):
         return self.phase == "bid" and sender == self.parent
 
     def outvotes(self, entry: Entry) -> bool:
-        """Return whether to continue rather than take what others decided: with fewer votes, or under a bad root."""
-        bad = entry.root in self.banned or not self._trusts(entry.root)
-        return bad or (self.opened and self.voters > entry.voters)
+        """Return whether this election has more voters than one that others have ended."""
+        return self.opened and self.voters > entry.voters
+
+    def distrusts(self, entry: Entry) -> bool:
+        """Return whether an election was held by a root whose word does not count here."""
+        return entry.root in self.banned or not self._trusts(entry.root)
 
     def _is_decidable(self, turn: Turn) -> bool:
         if self.phase != "vote":

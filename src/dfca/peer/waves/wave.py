@@ -32,7 +32,8 @@ NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
 """After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for a message."""
-MOST_DOUBLINGS = 8
+MOST_DOUBLINGS, LEARNED_DOUBLINGS = 8, 4
+"""How often that may be; the second where it is known how long answers take, which covers what is late by itself."""
 MOST_AHEAD = 1000
 """No peer joins a wave of an attempt that is further ahead."""
 PATIENT = 5
@@ -285,12 +286,14 @@ class Wave(ABC):
     @property
     def _patience_s(self) -> float:
         """How long a silence lasts before this peer begins again."""
-        wait_s = self.answer_time.deadline_s
+        wait_s, most = self.answer_time.deadline_s, MOST_DOUBLINGS
+        if self.answer_time.mean_s is not None and self.phase != "counted":  # no warm-up is waited for
+            most = LEARNED_DOUBLINGS
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
             if self.parent is None and self._silences_seen >= PATIENT:
                 wait_s *= 1.5  # its children, which wait for theirs, continue first
-        return wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self._silences_seen)
+        return wait_s * 2.0 ** min(most, self.key.attempt // SILENT, self._silences_seen)
 
     @property
     def _silences_seen(self) -> int:
