@@ -32,8 +32,9 @@ NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
 """After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for a message."""
-MOST_DOUBLINGS, LEARNED_DOUBLINGS = 8, 4
-"""How often that may be; the second where it is known how long answers take, which covers what is late by itself."""
+MOST_DOUBLINGS, LEARNED_DOUBLINGS = 6, 4
+"""How often that may be: with a first deadline of a minute, an hour; less where it is known how long answers take. Who
+waits for longer than that after minutes of faults holds up all others."""
 MOST_AHEAD = 1000
 """No peer joins a wave of an attempt that is further ahead."""
 PATIENT = 5
