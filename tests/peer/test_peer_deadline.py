@@ -40,6 +40,16 @@ def test_a_false_time_out_doubles_until_an_answer_comes_in_time() -> None:
     assert answer_time.deadline_s == MOST_S
 
 
+def test_a_clock_that_jumps_ahead_says_little_about_answers() -> None:
+    jumped, late = AnswerTime(5.0), AnswerTime(5.0)
+    jumped.observe_late(500.0)
+    late.observe_late(40.0)
+    assert jumped == late
+    for _ in range(3):
+        late.observe_late(500.0)  # where answers take that long, they are learned
+    assert late.deadline_s > 500
+
+
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6))), st.floats(0.01, 1e4))
 def test_a_deadline_stays_between_its_bounds(answers: list[tuple[bool, float]], initial_s: float) -> None:
     answer_time = AnswerTime(initial_s)

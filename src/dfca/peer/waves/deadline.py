@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FLOOR = 0.25
 """No deadline is shorter than this part of the initial one: fast answers say little about the next model."""
+LATEST = 8.0
+"""A late answer counts as no later than this many deadlines: the clock may have jumped, or the device have slept."""
 MOST_S = 3600.0
 """No deadline is longer, but for an initial one that is."""
 
@@ -37,7 +39,7 @@ class AnswerTime:
 
     def observe_late(self, seconds: float) -> None:
         """Take in an answer that was no longer waited for."""
-        self._learn(seconds)
+        self._learn(min(seconds, LATEST * self.deadline_s))
         self.doubled = min(10, self.doubled + 1)
 
     def _learn(self, seconds: float) -> None:
