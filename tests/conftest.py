@@ -32,21 +32,6 @@ settings.register_profile("tests", settings.default, deadline=None, suppress_hea
 settings.load_profile("tests")
 
 
-HERE = Path(__file__).parent
-COVERING = [HERE / name for name in ("core", "codecs", "sim/test_simulate.py", "sim/test_directed.py")]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure the coverage of the core in a few tests: with it they take twice as long (`make test`).
-
-    Of these, some are marked `no_cover` one by one: they are slow, and reach no line that others do not.
-    """
-    if "dfca.core" in (config.getoption("cov_source", None) or ()):
-        for item in items:
-            if not any(item.path.is_relative_to(place) for place in COVERING):
-                item.add_marker("no_cover")
-
-
 def pytest_collection_finish() -> None:
     """Leave what is loaded by now out of every search for garbage, which a node begins after each large piece of work.
 
