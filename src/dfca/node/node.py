@@ -294,7 +294,8 @@ class Node:
         await self.idling.rest()
         unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
         end = self._now() + self.pace.unread_s
-        while unread is not None and unread() > 1 and self._now() < end and not self._stopped:
+        slow = int(len(self.linked) > 1)  # one of several neighbours may read slowly; an only one would read nothing
+        while unread is not None and unread() > slow and self._now() < end and not self._stopped:
             await asyncio.sleep(READ_LOOK_S)
         self._round_began = self._now()
 

@@ -26,7 +26,6 @@ from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-MOST_MISSED = 3
 LEAST_READ_S = 0.05  # the least time that a neighbour gets to read a model
 REMOVED = "removed from the swarm"
 
@@ -144,7 +143,6 @@ class NetLink:
         self.down = False
         self.rtt, self.least_rtt_s = Estimate(), 0.0
         self.reads = Estimate()  # from announcing a model until the neighbour has read it
-        self.missed = 0  # updates that were replaced before the neighbour had read them, minus those that it read
         self._asked_at: float | None = None  # the first announcement since anything was heard
         self._stream, self._options, self._now = stream, options, now
         self.since = now()
@@ -208,17 +206,9 @@ class NetLink:
     def answers(self) -> bool:
         """Whether the neighbour may still be reading: nothing was announced, or only as long ago as it usually takes.
 
-        This shows a dead one long before its silence takes the link down. One that has missed `MOST_MISSED` updates
-        lives, but is not waited for until it reads more than it misses: two that read a byte now and then would slow
-        all rounds.
+        This shows a dead one long before its silence takes the link down.
         """
-        if self.missed >= MOST_MISSED:
-            return False
         return self._asked_at is None or self._now() - self._asked_at <= max(LEAST_READ_S, self.reads.bound(math.inf))
-
-    def count_update(self, read: bool) -> None:
-        """Count an update that the neighbour has read, or that was replaced before."""
-        self.missed = max(0, self.missed - 1) if read else min(self.missed + 1, 4 * MOST_MISSED)
 
     @property
     def queued(self) -> int:

@@ -75,10 +75,6 @@ class Offers:
         name = next(named, None)
         return None if name is None else self._payloads[name].data
 
-    def has_unread(self, member: str, cluster: int | None) -> bool:
-        """Return whether an update of a cluster was announced to a member that has not read it."""
-        return cluster is not None and (member, cluster) in self._newest
-
     def size(self, name: bytes) -> int:
         """Return the size of a payload in bytes."""
         return len(self._payloads[name].data)

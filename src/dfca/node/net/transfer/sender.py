@@ -92,8 +92,6 @@ class Sender:
         """Note that a neighbour has read an announcement."""
         offer = self._take(link, number)
         if offer is not None:
-            if offer.cluster is not None:
-                link.count_update(read=True)
             link.reads.add(self._local.now() - offer.announced)
 
     def unavailable(self, link: NetLink, number: int) -> None:
@@ -147,8 +145,6 @@ class Sender:
             del self._newest[link.member, offer.cluster]
         if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
             return
-        if self.offers.has_unread(link.member, offer.cluster):
-            link.count_update(read=False)
         offer.name, data = packed.result()
         for dropped in self.offers.add(offer, data):
             self._withdraw(dropped)
