@@ -60,9 +60,7 @@ TICK_S = 1.0
 STATUS_S = 15.0
 ADDRESSES_S = 30.0
 LEAST_ROUND_S = 0.05  # at most 20 rounds a second: each costs the neighbours a message and this node a write
-LEAST_GAIN = (
-    0.001  # share of the loss of guessing by which a better loss is lower: classes are chosen right long before
-)
+LEAST_GAIN = 0.001  # of the loss of guessing: a better loss is lower by that, as classes are chosen right long before
 LINKS_S = 10  # how long a new swarm waits for its links before the first election
 END_S = 4.0  # how long the end may wait for the disk; the process ends within 10 s of a signal
 

@@ -118,8 +118,8 @@ class Idling:
 class Pace:
     """How fast a node runs.
 
-    A round waits until all neighbours but one have read the last update: rounds faster than the links would replace
-    most updates unread, and one dead or slow neighbour must not delay it.
+    A round waits until all neighbours have read the last update, but for one where there are several: rounds faster
+    than the links would replace most updates unread, and one dead or slow neighbour must not delay it.
     """
 
     pause_s: float = 0.0  # between two rounds
