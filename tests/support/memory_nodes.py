@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
-from dfca.node.task.dataset import DeviceSamples
+from dfca.node.task.config import NodeConfig
+from dfca.node.task.dataset import DeviceSamples, load
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import Architecture
+from dfca.node.task.founding import JoinPlan, join_swarm
+from dfca.node.task.learner import Architecture, HeldOutScore, build, evaluate
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Machine, Memory
 from dfca.peer.peer import Peer
@@ -85,6 +89,28 @@ def run_devices(facts: Facts, samples: Sequence[DeviceSamples], model: Architect
         nodes[i] = Node(peer, worker, network.transport(i), duration=lambda job: 1.0)
     run_all(nodes, VirtualTimeLoop())
     return nodes
+
+
+def end_in_two_clusters(
+    folder: Path, paths: Sequence[str], founder: NodeConfig, facts: Facts
+) -> list[tuple[str, NodeConfig, HeldOutScore, Tensor]]:
+    """Let four devices join and run: 0 and 2 must end in one cluster, 1 and 3 in the other.
+
+    Returns of each the path of its data, its config, how its own model does, and that model.
+    """
+    configs = [founder, *(join_swarm(folder / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
+    model, samples = build(facts), [load(config, folder, facts) for config in configs]
+    clusters, ends = [], []
+    for i, node in run_devices(facts, samples, model).items():
+        bank = node.machine.bank
+        assert bank is not None
+        report = evaluate(model, bank, samples[i].train, samples[i].held_out)
+        clusters.append(report.cluster)
+        assert report.own is not None
+        assert report.own.accuracy is None
+        ends.append((paths[i], configs[i], report.own, bank[report.cluster]))
+    assert clusters[0] == clusters[2] != clusters[1] == clusters[3]
+    return ends
 
 
 def network_of(setting: Setting) -> MemoryNetwork:

@@ -294,7 +294,7 @@ class Node:
         await self.idling.rest()
         unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
         end = self._now() + self.pace.unread_s
-        slow = int(len(self.linked) > 1)  # an only neighbour is waited for
+        slow = int(len(self.linked) != 1)  # an only neighbour is waited for
         while unread is not None and unread() > slow and self._now() < end and not self._stopped:
             await asyncio.sleep(READ_LOOK_S)
         self._round_began = self._now()
