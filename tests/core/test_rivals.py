@@ -32,8 +32,8 @@ from dfca.data.options import DataOptions
 from dfca.data.partitions import make_split
 from dfca.experiment.load import load_experiment
 from dfca.runs.runner import run
+from dfca.sim.evaluation import mix_outputs
 from dfca.sim.events.simulation import EventSimulation
-from dfca.sim.mixtures import mix_outputs
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import lockstep, make_clients, stack

@@ -23,7 +23,7 @@ from dfca.peer.waves.wave import NO_WAVE
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World, preset
-from dfca.sim.rounds.election_cost import ElectionCost
+from dfca.sim.rounds.election import ElectionCost
 from dfca.sim.rounds.simulation import Simulation
 
 LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)

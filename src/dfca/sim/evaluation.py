@@ -10,11 +10,12 @@ from torch import Tensor
 
 from dfca import metrics
 from dfca.core.learning.inputs import moved
-from dfca.core.learning.local import lowest
+from dfca.core.learning.local import infer, lowest
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import Task
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.sim.metrics_table import JsonObject
-from dfca.sim.mixtures import mixed_scores
 from dfca.sim.personal import LastSteps
 from dfca.sim.shards import PIECE_BYTES, members_of, within
 from dfca.sim.start import Start
@@ -289,3 +290,34 @@ def _by_cluster(scores: Tensor, picks: Tensor, models: int) -> list[float | None
     """Average the known scores (N,) over the clients that picked each model: (m,), None where there is none."""
     known = [scores[(picks == model) & ~scores.isnan()] for model in range(models)]
     return [float(own.mean()) if len(own) else None for own in known]
+
+
+def mix_outputs(task: Task, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Mix the outputs of m models by their weights: (m, n, ...), (m,) -> (n, ...).
+
+    Of classes and tokens, log sum_s w_s softmax(z_s): outputs whose softmax is the mixture. Of labels, the same for
+    each on its own; of numbers and anything else, sum_s w_s z_s.
+    """
+    share = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
+    tiny = torch.finfo(outputs.dtype).tiny
+    if task.targets in ("classes", "tokens"):
+        return (share * outputs.softmax(dim=-1)).sum(dim=0).clamp_min(tiny).log()
+    if task.targets == "labels":
+        yes = (share * outputs.sigmoid()).sum(dim=0).clamp_min(tiny)
+        no = (share * (-outputs).sigmoid()).sum(dim=0).clamp_min(tiny)
+        return yes.log() - no.log()
+    return (share * outputs).sum(dim=0)
+
+
+def mixed_scores(
+    model: FlatModel, banks: Tensor, weights: Sequence[Tensor], data: ClientData, here: Sequence[int]
+) -> Tensor:
+    """Score the mixtures of some clients on their samples: banks (m, L, P) -> (L,), NaN for the others."""
+    scores = torch.full((banks.shape[1],), float("nan"), dtype=torch.float64)
+    with torch.no_grad():
+        for i in here:
+            x, y = data.of(i)
+            outputs = torch.stack([infer(model, vector, x, "score") for vector in banks[:, i]])
+            mixed = mix_outputs(model.task, outputs, weights[i])
+            scores[i] = model.task.metric.score(mixed[None], y[None])[0].cpu()
+    return scores

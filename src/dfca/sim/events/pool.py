@@ -33,8 +33,7 @@ from dfca.sim.local.bank import Bank
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
-from dfca.sim.observing import observe_all
-from dfca.sim.personal import LastSteps, measure_curves
+from dfca.sim.personal import LastSteps, measure_curves, observe_all
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of, portions
 from dfca.sim.start import Start, take_rows

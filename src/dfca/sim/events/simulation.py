@@ -36,12 +36,11 @@ from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
 from dfca.sim.events import books, links
 from dfca.sim.events.books import EventResult, Line, RunLog
-from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
+from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event, Processor
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
-from dfca.sim.events.processor import Processor
 from dfca.sim.events.replay import Replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.metrics_table import EvaluationRow

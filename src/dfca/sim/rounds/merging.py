@@ -33,8 +33,8 @@ from dfca.core.rules.merging import (
 )
 from dfca.core.rules.surveys import LAG, Schedule
 from dfca.peer.records.messages import Call
-from dfca.sim.observing import observe_all
-from dfca.sim.rounds.election_cost import ElectionCost
+from dfca.sim.personal import observe_all
+from dfca.sim.rounds.election import ElectionCost
 from dfca.sim.start import Start
 
 KEY_SCALARS = 5  # numbers that name the wave in every message of it
