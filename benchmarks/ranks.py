@@ -19,7 +19,7 @@ import tomli_w
 
 from benchmarks.measurements import Row, Skip, Tick
 from dfca.base.memory import peak_bytes
-from dfca.data.listing import catalogue
+from dfca.data.registry import catalogue
 
 POLL_S = 0.1
 PHASES = ("assign", "train", "mix")

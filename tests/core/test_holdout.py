@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dfca.core.learning.holdout import held_out
+from dfca.core.learning.local import held_out
 
 
 @pytest.mark.parametrize(("samples", "held"), [(0, 0), (1, 0), (4, 0), (5, 1), (9, 1), (10, 2), (60, 12), (64, 12)])

@@ -15,8 +15,7 @@ from toy import make_toy_setting, make_toy_split, quick
 
 import dfca
 from dfca.base.errors import ConfigError
-from dfca.core.learning.holdout import held_out
-from dfca.core.learning.local import infer
+from dfca.core.learning.local import held_out, infer
 from dfca.core.method import check_personal_steps
 from dfca.core.rules.merging import judge
 from dfca.core.rules.personal import (

@@ -58,7 +58,7 @@ def test_options_and_catalogue_load_no_heavy_library():
         "import sys; from dfca.data.options import DataOptions; DataOptions()\n"
         "assert not {'torch', 'sklearn', 'pooch', 'requests'} & set(sys.modules), 'options'\n"
         "import os; os.environ['DFCA_DATA'] = 'nowhere'\n"
-        "from dfca.data.listing import catalogue; catalogue()\n"
+        "from dfca.data.registry import catalogue; catalogue()\n"
         "assert not {'torch', 'sklearn', 'pooch', 'requests'} & set(sys.modules), 'catalogue'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

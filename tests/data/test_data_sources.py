@@ -15,7 +15,7 @@ import pytest
 from dfca.base.errors import ChecksumError, ConfigError, DataError
 from dfca.data import registry as known
 from dfca.data.files.cache import cache_folder
-from dfca.data.listing import catalogue
+from dfca.data.registry import catalogue
 from dfca.data.sources import fetch, import_file, load
 
 

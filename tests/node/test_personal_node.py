@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dfca.base.errors import DataError
 from dfca.cli import app
 from dfca.core.learning.deployment import steps_of
-from dfca.core.learning.holdout import held_out
+from dfca.core.learning.local import held_out
 from dfca.core.rules.personal import GRID
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.operate.commands import load_model, predict_file

@@ -29,12 +29,10 @@ from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
 from dfca.runs.store.reading import load_run
-from dfca.swarm.faults import FaultOptions, FaultPlan
-from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.memory import MemoryFleet
-from dfca.swarm.plan import SwarmPlan, make_plan
+from dfca.swarm.plan import NodeStatus, SwarmPlan, make_plan
 from dfca.swarm.processes import ProcessFleet, _status
-from dfca.swarm.run import Progress, SwarmOptions, run_swarm
+from dfca.swarm.run import FaultOptions, FaultPlan, Progress, SwarmOptions, run_swarm
 
 TINY = {
     "clients": 8,

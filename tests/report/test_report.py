@@ -26,7 +26,7 @@ from dfca.report.drawing import plots, svg
 from dfca.report.drawing.axes import Style, move_apart, values_axis, zoom_of
 from dfca.report.drawing.curves import ScoreCurve, curve_of, curves_of, known_value
 from dfca.report.drawing.multiples import by_round_figures, in_one_axis
-from dfca.report.drawing.sizes import FigureSize, sized
+from dfca.report.drawing.svg import FigureSize, sized
 from dfca.report.page import write_report
 from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import match_clusters

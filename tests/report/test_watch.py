@@ -23,8 +23,7 @@ from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import LateJoiner, World
 from dfca.sim.rounds.simulation import Simulation
-from dfca.watch.colours import colours_of, load_registry
-from dfca.watch.graph import MOST_EDGES, drawn
+from dfca.watch.graph import MOST_EDGES, colours_of, drawn, load_registry
 from dfca.watch.reading import JsonFile, LinesFile
 from dfca.watch.run_source import RunSource
 from dfca.watch.terminal import screen, show

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import dfca
 from dfca.base.errors import ConfigError, DataError, RunError
-from dfca.base.toml import DEEPEST, parse_toml
+from dfca.base.validation import DEEPEST, parse_toml
 from dfca.cli import app
 from dfca.experiment.config import MOST_SEEDS, Config
 from dfca.experiment.load import load_experiment

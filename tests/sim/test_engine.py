@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from toy import pairwise
 
+from dfca.base.device import one_thread
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Choice
 from dfca.core.learning import dense
 from dfca.core.learning.local import LocalOptions, draw_batches, local_steps, losses, lowest, spans
 from dfca.core.learning.params import FlatModel, initial
-from dfca.core.learning.threads import one_thread
 from dfca.core.rng import stream
 from dfca.data import clients
 from dfca.data.clients import ClientData

@@ -9,10 +9,10 @@ from torch import nn
 from toy import make_toy_model, make_toy_setting, make_toy_split
 
 import dfca
+from dfca.api.arguments import fresh_copies
 from dfca.base.errors import ConfigError, ModelError
 from dfca.sim.local.engine import why_not_stacked
 from dfca.sim.rounds.simulation import Simulation
-from dfca.sim.simulate import fresh_copies
 
 
 def test_simulate_returns_metrics_banks_and_models() -> None:

@@ -40,8 +40,7 @@ def plot(results: Sequence[Result], measure: str | None, against: Against, width
     """Draw a measure of results, one line per algorithm, in the colours of paper."""
     from dfca.report.drawing.curves import AXES, curves_of
     from dfca.report.drawing.plots import styles
-    from dfca.report.drawing.sizes import FigureSize, sized
-    from dfca.report.drawing.svg import for_paper_
+    from dfca.report.drawing.svg import FigureSize, for_paper_, sized
     from dfca.report.virtual.plots import draw_courses
 
     if against not in AXES:

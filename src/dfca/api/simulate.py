@@ -16,6 +16,7 @@ from dfca.api.arguments import (
     SimulateOptions,
     Topology,
     check_numbers,
+    make_starts,
     to_algorithm,
     to_clock,
     to_graph,
@@ -48,7 +49,6 @@ from dfca.sim.metrics_table import Metrics
 from dfca.sim.notes import WarningNote, notes_of_scores
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
-from dfca.sim.simulate import make_starts
 from dfca.tasks import LossLike, MetricLike, choose_task
 
 ModelLike = nn.Module | Callable[[], nn.Module]

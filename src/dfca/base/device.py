@@ -1,6 +1,9 @@
-"""Which processor computes: the CPU, a GPU by CUDA, or Apple's by MPS."""
+"""Which processor computes: the CPU, a GPU by CUDA, or Apple's by MPS; and with how many threads."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dfca.base.errors import ConfigError
 
@@ -23,3 +26,16 @@ def find_device(device: str, option: str = "device", remedy: str = "use --device
         have = ", ".join(name for name, available in here.items() if available)
         raise ConfigError(f'{option} "{device}" is not on this machine (it has: {have}); {remedy}')
     return device
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread per call inside the block."""
+    import torch  # late, as above
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

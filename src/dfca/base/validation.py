@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -278,3 +279,24 @@ def _is_free(keys: list[str], table: Any) -> bool:
     inside = _table_at(keys[:-1], table)
     field = declared(inside).get(keys[-1]) if inside else None
     return field is not None and get_origin(field.annotation) is dict
+
+
+DEEPEST = 32
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read TOML whose tables and lists are nested at most `DEEPEST` deep, so that what walks them may recurse.
+
+    Raises ValueError if it is not TOML, or nested deeper; the text says what is wrong.
+    """
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} deep") from None
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        inner = (part for value in level for part in (value.values() if isinstance(value, dict) else value))
+        level = [part for part in inner if isinstance(part, dict | list)]
+        if not level:
+            return values
+    raise ValueError(f"it is nested more than {DEEPEST} deep")

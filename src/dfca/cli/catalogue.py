@@ -14,7 +14,7 @@ commands = typer.Typer()
 def list_everything() -> None:
     """Show the presets, algorithms, data sets, models, topologies and worlds."""
     from dfca.algorithms import ALGORITHMS, about, installed
-    from dfca.data.listing import catalogue
+    from dfca.data.registry import catalogue
     from dfca.experiment.load import presets
     from dfca.experiment.world import worlds
     from dfca.models import MODELS

@@ -15,7 +15,7 @@ commands = typer.Typer(
 @commands.command(name="list")
 def list_data_sets() -> None:
     """Show the data sets, where they come from, and whether the cache has them."""
-    from dfca.data.listing import catalogue
+    from dfca.data.registry import catalogue
 
     descriptions = {}
     for name, source, path, ready in catalogue():

@@ -184,7 +184,7 @@ def _load(path: Path) -> "Run":
 
 
 def _save_figures(run: "Run", folder: Path, width: float | None, font: float | None, paper_names: bool) -> None:
-    from dfca.report.drawing.sizes import FONT, WIDTH, FigureSize
+    from dfca.report.drawing.svg import FONT, WIDTH, FigureSize
     from dfca.report.paper.figures import save_figures
 
     size = None if width is None and font is None else FigureSize(width or WIDTH, font or FONT)

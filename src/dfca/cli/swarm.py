@@ -68,8 +68,7 @@ def swarm(
     )
     # After the experiment is checked: these load torch.
     from dfca.runs.store.reading import load_run
-    from dfca.swarm.faults import FaultOptions
-    from dfca.swarm.run import SwarmOptions, run_swarm
+    from dfca.swarm.run import FaultOptions, SwarmOptions, run_swarm
 
     faults = FaultOptions(kill_every, cut, chosen.config.seeds[0])
     options = SwarmOptions(nodes, transport, faults, limit)  # type: ignore[arg-type]

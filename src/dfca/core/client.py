@@ -15,9 +15,16 @@ from torch import Tensor, nn
 
 from dfca.core.algorithm import Algorithm, Choice, View
 from dfca.core.exchange import Receivers, Rules, is_quiet, rules_of
-from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
-from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, local_steps_, losses, sample_losses
+from dfca.core.learning.local import (
+    LocalOptions,
+    TrainingSet,
+    draw_steps,
+    held_out,
+    local_steps_,
+    losses,
+    sample_losses,
+)
 from dfca.core.learning.optimisers import Kept
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of

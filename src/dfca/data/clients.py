@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dfca.base.errors import ConfigError, DataError, DfcaWarning
+from dfca.base.notebook import table
 from dfca.core.learning.dense import inner_products
 from dfca.core.learning.inputs import Inputs, Lazy, Samples, change, join, moved, shape_of, tensors_of
 from dfca.core.learning.task import CLASSIFICATION, NO_TOKEN, Task, build_task
-from dfca.data.display import describe, to_html
 from dfca.data.lazy import Rows, join_lazily, pair_of
 
 PRODUCTS_BYTES = 2**28
@@ -545,3 +546,38 @@ def _refuse_text(array: np.ndarray, who: str) -> None:
                 f"{who} holds the text {str(entry)!r}, and numbers are wanted; labels of all clients become "
                 "0..classes-1 by numpy.unique(labels, return_inverse=True)[1]"
             )
+
+
+def describe(split: Split) -> str:
+    """Write a split in one line."""
+    clients = split.train.clients
+    known = "" if split.clusters is None else f", {len(set(split.clusters.tolist()))} true clusters"
+    return (
+        f"Split({clients} client{'' if clients == 1 else 's'} with {_sizes(split.train)} training and "
+        f"{_sizes(split.test)} test samples each, {_shape(split)}, {split.classes} classes{known})"
+    )
+
+
+def to_html(split: Split) -> str:
+    """Make a table: the samples, and how many clients each true cluster has."""
+    rows: list[tuple[str, Any]] = [
+        ("clients", split.train.clients),
+        ("training samples of a client", _sizes(split.train)),
+        ("test samples of a client", _sizes(split.test)),
+        ("sample", _shape(split)),
+        ("classes", split.classes),
+    ]
+    if split.clusters is not None:
+        counts = sorted(Counter(split.clusters.tolist()).items())
+        rows.append(("clients of each true cluster", ", ".join(f"{number} of {cluster}" for cluster, number in counts)))
+    return table("Split", (), rows, split.notes)
+
+
+def _sizes(data: ClientData) -> str:
+    low, high = min(data.sizes), max(data.sizes)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _shape(split: Split) -> str:
+    shape = getattr(split.train.x, "shape", None)
+    return "several tensors" if shape is None else f"shape {tuple(shape[1:])}"

@@ -10,9 +10,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dfca.base.device import one_thread
 from dfca.base.errors import ConfigError
 from dfca.core.learning.task import Task
-from dfca.core.learning.threads import one_thread
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split, validate
 from dfca.data.deals import DEALS, DealRequest, Rows, SamplePool, apportion, open_pools

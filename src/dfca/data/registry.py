@@ -1,13 +1,16 @@
-"""The known data sets, read from `sources.toml`: what they are, and their official files with checksums."""
+"""The known data sets, read from `sources.toml`: what they are, their official files with checksums, and which of them
+are here."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from dfca.base.errors import unknown
+from dfca.data.files.cache import cached_path
 
 SampleKind = Literal["image", "window", "series"]
 
@@ -60,3 +63,22 @@ def source_of(name: str) -> DataSource:
     if source is None:
         raise unknown("dataset", name, (*SOURCES, *GENERATED))
     return source
+
+
+class CatalogueEntry(NamedTuple):
+    """One row of the catalogue."""
+
+    name: str
+    source: DataSource
+    path: Path | None  # the cache file
+    ready: bool  # it can be loaded
+
+
+def catalogue() -> list[CatalogueEntry]:
+    """List every data set."""
+    paths = {name: cached_path(name) for name in SOURCES}
+    rows = [
+        CatalogueEntry(name, source, paths[name], paths[name] is not None or name == "digits")
+        for name, source in SOURCES.items()
+    ]
+    return rows + [CatalogueEntry(name, source, None, True) for name, source in GENERATED.items()]

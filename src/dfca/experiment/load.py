@@ -16,8 +16,7 @@ from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import look_in
 from dfca.base.renamed import renamed
-from dfca.base.toml import DEEPEST, parse_toml
-from dfca.base.validation import show
+from dfca.base.validation import DEEPEST, parse_toml, show
 from dfca.experiment.config import Config
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep
 from dfca.experiment.variants import flatten, merge, nest, rejoin, unfold

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.data.listing import catalogue
+from dfca.data.registry import catalogue
 from dfca.data.sources import load
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Trial, TrialGroup

@@ -13,8 +13,8 @@ from torch import Tensor
 from dfca.base.errors import ConfigError, ModelError, place_of
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
-from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import join
+from dfca.core.learning.local import held_out
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.rng import stream
@@ -71,7 +71,7 @@ class Start:
 
     def _divide(self) -> None:
         self.train: ClientData = self._all
-        self.held: ClientData | None = None  # held out of training (`holdout`); None where `train` has all
+        self.held: ClientData | None = None  # held out of training (`held_out`); None where `train` has all
         if self.hold_out:
             self.train, self.held = self.divided
         self._divided = self._divided if self.hold_out else None

@@ -14,8 +14,7 @@ from dfca.node.task.learner import build, trusted_codec
 from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
-from dfca.swarm.fleet import NodeStatus
-from dfca.swarm.plan import SwarmPlan
+from dfca.swarm.plan import NodeStatus, SwarmPlan
 
 STOP_S = 10.0
 NOBODY = "a" * 52  # the founder of a swarm without devices

@@ -1,4 +1,4 @@
-"""The plan of a swarm: one folder per node with its own samples, and the facts that all nodes share.
+"""The plan of a swarm: one folder per node with its own samples, the facts that all nodes share, and what runs them.
 
     OUT/                     a run folder, like a simulation's
     OUT/nodes/node-00/       node.toml, key, certificate, roster, state, log: what a device has
@@ -9,9 +9,10 @@ Nodes share nothing but what they send each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -143,3 +144,38 @@ def _model_facts(options: Any) -> dict[str, Any]:
 
 def _plain(samples: Tensor) -> np.ndarray[Any, Any]:
     return samples.detach().cpu().numpy()
+
+
+class NodeStatus(NamedTuple):
+    """What a node reports about itself."""
+
+    state: str = "starting"
+    round: int = 0
+    clusters: int = 0
+    cluster: int | None = None
+    accuracy: float | None = None
+    links: int = 0  # neighbours in reach
+    sent_bytes: int = 0
+    refused: int = 0
+    lives: int = 1  # how often it was started
+    error: str = ""  # the last one
+    staleness: float | None = None  # mean age of the models that it folds, in updates
+
+
+class Fleet(Protocol):
+    """The nodes of a swarm."""
+
+    async def start(self) -> None:
+        """Make all members of a swarm and start them."""
+
+    async def status(self) -> list[NodeStatus]:
+        """Return the status of every node; one that does not answer is "down"."""
+
+    async def kill(self, client: int) -> None:
+        """Kill a node (kill -9), and start it again."""
+
+    async def cut(self, links: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Cut links for some seconds."""
+
+    async def stop(self) -> None:
+        """End all nodes, with their last save on the disk. Raises RunError for one that does not end."""

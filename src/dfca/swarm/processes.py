@@ -23,8 +23,7 @@ from dfca.node.task.facts import Facts
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.joining import join
 from dfca.node.trust.roster import Roster
-from dfca.swarm.fleet import NodeStatus
-from dfca.swarm.plan import SwarmPlan
+from dfca.swarm.plan import NodeStatus, SwarmPlan
 
 START_S = 120.0  # how long a node may take until it answers; many start at the same time
 STOP_S = 30.0

@@ -1,9 +1,8 @@
 """Run a swarm: start its nodes, watch them, inject faults, and write a run folder like a simulation's.
 
 plan        the samples of every node, the facts of the swarm
-fleet       starts, asks, kills and stops nodes (`processes` or `memory`)
+            a fleet starts, asks, kills and stops nodes (`processes` or `memory`)
 scores      the saves of all nodes, scored like a simulation
-faults      which nodes to kill and which links to cut
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 from dfca.base.errors import ConfigError, RunError
@@ -27,10 +27,49 @@ from dfca.runs.store.folder import RunFolder
 from dfca.runs.store.rows import TrialRow
 from dfca.runs.trials import IN_SUMMARY
 from dfca.sim.metrics_table import EvaluationRow
-from dfca.swarm.faults import FaultOptions, FaultPlan
-from dfca.swarm.fleet import Fleet, NodeStatus
-from dfca.swarm.plan import SwarmPlan, make_plan
+from dfca.swarm.plan import Fleet, NodeStatus, SwarmPlan, make_plan
 from dfca.swarm.scores import Scorer, Snapshot, take
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """Which faults happen how often."""
+
+    kill_every_s: float | None = None  # seconds between two kills; None: never
+    cut_every_s: float | None = None  # seconds between two cuts of half the links; None: never
+    seed: int = 0
+
+
+class FaultPlan:
+    """Draws the faults of a swarm, one after the other."""
+
+    def __init__(self, options: FaultOptions, clients: int, edges: Sequence[tuple[int, int]]) -> None:
+        self.options, self._clients = options, clients
+        self._edges = sorted(edges)
+        self._random = Random(f"{options.seed}/swarm")
+        self._next_kill = options.kill_every_s
+        self._next_cut = options.cut_every_s
+        self.kills = 0
+        self.cuts = 0
+
+    def victim(self, now_s: float) -> int | None:
+        """Return which node to kill now, or None."""
+        if self._next_kill is None or now_s < self._next_kill:
+            return None
+        assert self.options.kill_every_s is not None
+        self._next_kill = now_s + self.options.kill_every_s
+        self.kills += 1
+        return self._random.randrange(self._clients)
+
+    def links(self, now_s: float) -> list[tuple[int, int]] | None:
+        """Return which links to cut now, for half of the time until the next cut, or None."""
+        if self._next_cut is None or now_s < self._next_cut:
+            return None
+        assert self.options.cut_every_s is not None
+        self._next_cut = now_s + self.options.cut_every_s
+        self.cuts += 1
+        return self._random.sample(self._edges, len(self._edges) // 2)
+
 
 POLL_S = 0.5
 SCORE_EVERY_S = 2.0

@@ -1,10 +1,14 @@
-"""Where the clients of a graph are drawn: computed once per graph, the same every time, and as in reports."""
+"""What the page draws with: places of a graph's clients, computed once per graph, and colours; both as in reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+from dfca.report.drawing import palette
+from dfca.watch.trials import MOST_CLUSTERS
 
 MOST_NODES = 2000  # beyond, a graph is drawn as a circle without asking springs (8 s for 2,000)
 MOST_DRAWN_NODES = 10_000
@@ -44,3 +48,35 @@ def _positions(nodes: int, edges: tuple[tuple[int, int], ...], seed: int, topolo
     graph.add_edges_from(edges)
     places = layout(graph, seed, topology if nodes <= MOST_NODES else "ring")
     return [round(1000 * value) for value in places.ravel().tolist()]
+
+
+def colours_of(algorithms: Iterable[str]) -> dict[str, Any]:
+    """Return the colour and the dashes of every algorithm, and the colours of the clusters.
+
+    The registry knows whom an algorithm talks to, but loads torch: until `load_registry` was called, lines are solid.
+    """
+    known = "dfca.report.rows" in sys.modules
+    return {
+        "algorithms": {
+            name: {"colour": colour, "dash": _dash(name) if known else ""}
+            for name, colour in palette.algorithm_colours(algorithms).items()
+        },
+        "clusters": [palette.cluster_colour(cluster) for cluster in range(MOST_CLUSTERS)],
+        "complete": known,
+    }
+
+
+def load_registry() -> None:
+    """Load what lines and graphs need; it takes seconds on a busy machine."""
+    import dfca.report.rows
+    import dfca.topology  # noqa: F401
+
+
+def _dash(name: str) -> str:
+    """Return the dashes of a line as SVG writes them, by the rule of `report.drawing.plots.styles`."""
+    from dfca.report.rows import kind_of
+
+    kind = kind_of(name)
+    if kind.informed:
+        return "7 3 2 3"
+    return {"nobody": "2 3", "server": "6 4"}.get(kind.via, "")

@@ -11,9 +11,8 @@ from typing import Any
 from dfca.base.errors import DfcaError
 from dfca.node.operate import control, status
 from dfca.runs.store.metric import ACCURACY, ShownMetric, metric_named
-from dfca.watch.metric import as_part
 from dfca.watch.reading import UnreadableError, finite, parse, read_file, text
-from dfca.watch.trials import TrialView, some
+from dfca.watch.trials import TrialView, as_part, some
 
 EVERY_S = 1.0
 SHARE = 0.01  # of a core, at most, for asking nodes

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 from dfca.base.errors import RunError
 from dfca.base.renamed import current, renamed
-from dfca.base.toml import parse_toml
-from dfca.watch.metric import as_part, read_metric
+from dfca.base.validation import parse_toml
 from dfca.watch.node_source import NodeSource, lives
 from dfca.watch.reading import JsonFile, LinesFile, UnreadableError, finite, read_file, text, whole_numbers
-from dfca.watch.trials import TrialView, label
+from dfca.watch.trials import TrialView, as_part, label, read_metric
 
 MOST_TRIALS = 5000
 MOST_PROBLEMS = 8

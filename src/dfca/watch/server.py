@@ -23,8 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from dfca import __version__
 from dfca.base.errors import ConfigError
 from dfca.report.drawing import palette
-from dfca.watch.colours import colours_of, load_registry
-from dfca.watch.graph import drawn
+from dfca.watch.graph import colours_of, drawn, load_registry
 from dfca.watch.hub import Hub
 
 HOSTS = ("127.0.0.1", "localhost")

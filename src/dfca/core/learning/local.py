@@ -426,3 +426,17 @@ def weight_decays(model: FlatModel, options: LocalOptions) -> list[float]:
         for place in places:
             decays[place] = decay
     return decays
+
+
+FEWEST = 5
+"""With fewer samples a client holds out none."""
+
+
+def held_out(samples: int, seed: int, client: int) -> Tensor:
+    """Draw the fifth of a client's samples that it holds out: (n,) bool; none where it has fewer than `FEWEST`.
+
+    Clients with equally many samples hold out equally many.
+    """
+    mask = torch.zeros(samples, dtype=torch.bool)
+    mask[torch.randperm(samples, generator=stream(seed, "held-out", client))[: samples // FEWEST]] = True
+    return mask

@@ -12,8 +12,8 @@ the most promising pairs first, by
   n_a n_b / (n_a + n_b) * (D_ab + D_ba) / 2                               n_j: training samples of the followers of j
 
 **The survey** proper: some followers of a (`observes`) judge a, its partner b and their average A_ab, weighted by
-followers. Every client i holds out a fifth of its samples, H_i (`holdout`). With L_j(d, s) the loss below of model j on
-sample d, after s plain personal steps on its other samples, s = 0 or `steps`:
+followers. Every client i holds out a fifth of its samples, H_i (`held_out`). With L_j(d, s) the loss below of model j
+on sample d, after s plain personal steps on its other samples, s = 0 or `steps`:
 
   c_i(d)   = which of a and b the client would choose by H_i without d
   right_i  = mean over d of  L_a(d, s) if c_i(d) = a, else L_b(d, s)

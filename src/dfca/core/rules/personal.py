@@ -3,7 +3,7 @@ use; what comes of it is never sent.
 
 Client i takes s_i plain steps (full batch, no momentum) on all its samples. With theta_i^s its model after s steps on
 the samples that it trains on, c(i) the cluster that it deploys, and H_i the samples that it holds out of training
-(`learning.holdout`):
+(`learning.local.held_out`):
 
   C_i(s)  = 1/|H_i| sum over d in H_i of L(theta_i^s, d)                                  for s in GRID: its curve
   P_i(s)  = C_i(s), then SWEEPS times  P_i <- P_i + sum over neighbours m with c(m) = c(i) of w_im (P_m - P_i)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import ConfigError, DataError, RunError
-from dfca.base.toml import parse_toml
+from dfca.base.validation import parse_toml
 from dfca.node.addresses import own_addresses
 from dfca.node.disk import folder as folders
 from dfca.node.disk.folder import NodeFolder

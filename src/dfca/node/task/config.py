@@ -16,8 +16,7 @@ from pydantic import AfterValidator, Field
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, read_small
 from dfca.base.table import Table, option
-from dfca.base.toml import parse_toml
-from dfca.base.validation import check
+from dfca.base.validation import check, parse_toml
 from dfca.node.addresses import split_address
 
 FILE = "node.toml"

@@ -6,7 +6,7 @@ runs beside them, `peer.background`, on copies of its models: no round waits for
 was cancelled, and its result is ignored. `Score` and `Draw` are short.
 
 The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
-out (`learning.holdout`); else it takes all.
+out (`learning.local.held_out`); else it takes all.
 """
 
 from __future__ import annotations

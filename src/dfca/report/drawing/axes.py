@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dfca.report.drawing.curves import ScoreCurve
-from dfca.report.drawing.sizes import WIDTH, layout_width
-from dfca.report.drawing.svg import FAINT, INK, Look, NotebookFigure
+from dfca.report.drawing.svg import FAINT, INK, WIDTH, Look, NotebookFigure, layout_width
 
 FAR = 0.1  # of the whole: a line that ends so far below the next one stretches the axis
 CROWDED = 0.5  # a closer look is due where most lines end within this part of the range of all

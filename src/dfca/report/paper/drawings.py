@@ -14,8 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from dfca.report.drawing.axes import plain
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
 from dfca.report.drawing.plots import EDGE, draw_clients
-from dfca.report.drawing.sizes import layout_width
-from dfca.report.drawing.svg import INK, Look
+from dfca.report.drawing.svg import INK, Look, layout_width
 from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
 

@@ -18,8 +18,7 @@ from dfca.report.drawing.axes import Style, zoom_of
 from dfca.report.drawing.curves import AXES, CurveComparison, ScoreCurve, by_round, comparisons, curves_of
 from dfca.report.drawing.palette import CLUSTERS
 from dfca.report.drawing.plots import NamedFigure
-from dfca.report.drawing.sizes import FigureSize, sized
-from dfca.report.drawing.svg import save
+from dfca.report.drawing.svg import FigureSize, save, sized
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
 from dfca.report.virtual.figures import virtual_drawings

@@ -29,8 +29,7 @@ from dfca.report.drawing.axes import (
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
-from dfca.report.drawing.sizes import layout_width
-from dfca.report.drawing.svg import FAINT, INK, Look
+from dfca.report.drawing.svg import FAINT, INK, Look, layout_width
 from dfca.report.rows import kind_of
 from dfca.report.virtual.summary import LaneTable
 from dfca.runs.store.metric import ACCURACY, ShownMetric

@@ -17,7 +17,7 @@ import tomli_w
 from dfca.base.errors import ConfigError, DfcaError, RunError
 from dfca.base.files import text_sha256
 from dfca.base.renamed import renamed
-from dfca.base.toml import parse_toml
+from dfca.base.validation import parse_toml
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import trial_file
 from dfca.experiment.variants import merge, nest

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from dfca.core.learning.threads import one_thread
+from dfca.base.device import one_thread
 
 T = TypeVar("T")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000", or microseconds of each period: of a container
