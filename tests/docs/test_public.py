@@ -70,7 +70,9 @@ def public_objects() -> dict[str, Any]:
             if not inspect.isfunction(value) and not inspect.isclass(value):
                 continue
             objects[name] = value
-            for inner, method in vars(value).items() if inspect.isclass(value) else ():
+            ours = [base for base in getattr(value, "__mro__", ()) if base.__module__.startswith("dfca.api")]
+            members = {name: member for base in (value, *ours) for name, member in vars(base).items()}
+            for inner, method in members.items() if inspect.isclass(value) else ():
                 method = getattr(method, "__func__", method)
                 if not inner.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
                     objects[f"{name}.{inner}"] = method

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dfca.api.result import Result
+from dfca.api.showing import Shown, run_of
 from dfca.base.errors import ConfigError
 from dfca.base.notebook import mean_and_spread, table, text_table
 from dfca.base.paired import BEYOND_CHANCE, Compared, explanation, verdict_line
@@ -15,10 +16,9 @@ from dfca.sim.metrics_table import EvaluationRow
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
-class Comparison:
+class Comparison(Shown):
     """The results of several algorithms and seeds, in their order.
 
     `comparison["ifca"]` is the result of the first seed, `comparison["ifca", 1]` that of seed 1.
@@ -88,10 +88,12 @@ class Comparison:
         """How each algorithm differs from `reference`: paired by seed, with an interval for all of them together."""
         return {row.algorithm: row.compared for row in self._report.rows if row.compared is not None}
 
+    @property
+    def _results(self) -> Sequence[Result]:
+        return self.results
+
     @cached_property
     def _report(self) -> RunReport:
-        from dfca.api.showing import run_of
-
         return RunReport.of(run_of(self.results))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -114,49 +116,6 @@ class Comparison:
             return made
         rows = {name: _columns(reference, differences.get(name)) for name in made.index}
         return pd.concat([made, pd.DataFrame.from_dict(rows, orient="index")], axis=1)
-
-    def plot(
-        self,
-        measure: str | None = None,
-        against: Literal["round", "traffic", "time"] = "round",
-        width: float = 6.4,
-        font_size: float = 11,
-    ) -> Figure:
-        """Draw how a measure develops, a line per algorithm with a band of one standard deviation over seeds.
-
-        Args:
-            measure: A column of `metrics`; None: the score.
-            against: "round", "traffic" (megabytes that a client has sent and received), or virtual "time".
-            width: Of the figure in inches, in print.
-            font_size: Of its labels in points, in print.
-
-        Returns:
-            A figure of matplotlib, which a notebook shows; `figure.savefig("curves.pdf")` writes it.
-
-        Raises:
-            ConfigError: If the measure or the axis is unknown, or the letters have no room.
-        """
-        from dfca.api.showing import plot
-
-        return plot(self.results, measure, against, width, font_size)
-
-    def to_latex(self, columns: Sequence[str] = (), caption: str = "", names: Literal["own", "paper"] = "own") -> str:
-        """Write the comparison as a LaTeX table, as `dfca report --format latex` does of a run folder.
-
-        Args:
-            columns: Of the table, such as ["accuracy", "right cluster"]; none: all.
-            caption: Makes the table a float of one column or, where it is too wide, of two.
-            names: "paper": algorithms are named as papers name them.
-
-        Returns:
-            The text, for \\usepackage{booktabs}.
-
-        Raises:
-            ConfigError: If there is no such column.
-        """
-        from dfca.api.showing import to_latex
-
-        return to_latex(self.results, columns, caption, names == "paper")
 
     def __repr__(self) -> str:
         columns, rows = self._cells()

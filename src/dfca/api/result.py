@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
+from dfca.api.showing import Shown
 from dfca.base.errors import ConfigError
 from dfca.base.notebook import number, table
 from dfca.core.client import effective
@@ -21,13 +22,12 @@ from dfca.sim.metrics_table import Metrics
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
+class Result(Shown):
     """A finished simulation; it can be pickled (without `simulation`).
 
     Attributes:
@@ -199,48 +199,9 @@ class Result:
             written.append(Exportable(self.flat, bank[j], facts, self.shape).write(Path(folder), format))
         return written
 
-    def plot(
-        self,
-        measure: str | None = None,
-        against: Literal["round", "traffic", "time"] = "round",
-        width: float = 6.4,
-        font_size: float = 11,
-    ) -> Figure:
-        """Draw how a measure develops.
-
-        Args:
-            measure: A column of `metrics`; None: the score.
-            against: "round", "traffic" (megabytes that a client has sent and received), or virtual "time".
-            width: Of the figure in inches, in print.
-            font_size: Of its labels in points, in print.
-
-        Returns:
-            A figure of matplotlib, which a notebook shows; `figure.savefig("curve.pdf")` writes it.
-
-        Raises:
-            ConfigError: If the measure or the axis is unknown, or the letters have no room.
-        """
-        from dfca.api.showing import plot
-
-        return plot([self], measure, against, width, font_size)
-
-    def to_latex(self, columns: Sequence[str] = (), caption: str = "", names: Literal["own", "paper"] = "own") -> str:
-        """Write the last scores as a LaTeX table, as `Comparison.to_latex` does.
-
-        Args:
-            columns: Of the table, such as ["accuracy", "right cluster"]; none: all.
-            caption: Makes the table a float.
-            names: "paper": algorithms are named as papers name them.
-
-        Returns:
-            The text, for \\usepackage{booktabs}.
-
-        Raises:
-            ConfigError: If there is no such column.
-        """
-        from dfca.api.showing import to_latex
-
-        return to_latex([self], columns, caption, names == "paper")
+    @property
+    def _results(self) -> Sequence[Result]:
+        return [self]
 
     def __getstate__(self) -> dict[str, Any]:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dfca.base.errors import unknown
 from dfca.report.formats import TableOptions, latex
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dfca.api.result import Result
-    from dfca.report.drawing.curves import Against
 
 
 def run_of(results: Sequence[Result]) -> Run:
@@ -36,35 +35,73 @@ def run_of(results: Sequence[Result]) -> Run:
     return Run(Path(), config, "", {}, {"clients": clients}, list(map(_trial, results)), lines, {}, [], [])
 
 
-def plot(results: Sequence[Result], measure: str | None, against: Against, width: float, font_size: float) -> Figure:
-    """Draw a measure of results, one line per algorithm, in the colours of paper."""
-    from dfca.report.drawing.curves import AXES, curves_of
-    from dfca.report.drawing.plots import styles
-    from dfca.report.drawing.svg import FigureSize, for_paper_, sized
-    from dfca.report.virtual.plots import draw_courses
+class Shown:
+    """What a `Result` and a `Comparison` show alike: figures, and tables of LaTeX."""
 
-    if against not in AXES:
-        raise unknown("value of against", against, AXES)
-    run, size = run_of(results), FigureSize(width, font_size)
-    name = measure or run.metric.key
-    numbers = {key for row in run.metrics for key, value in row.items() if isinstance(value, int | float)}
-    if name not in numbers:
-        raise unknown("measure", name, numbers - {"seed"})
-    series = curves_of(run, name, against)
-    series = {label: curve for label, curve in series.items() if against == "round" or any(curve.x)}
-    metric = run.metric if name == run.metric.key else metric_named(name)
-    if name in (f"all_models_{run.metric.key}", "cluster_accuracy"):
-        shares = ACCURACY if name == "cluster_accuracy" else run.metric
-        metric = shares._replace(name=name.replace("_", " "), key=name)
-    with sized(size):
-        figure = draw_courses(series, styles(run.algorithms), AXES[against], metric=metric)
-    for_paper_(figure, size)
-    return figure
+    @property
+    def _results(self) -> Sequence[Result]:
+        raise NotImplementedError
 
+    def plot(
+        self,
+        measure: str | None = None,
+        against: Literal["round", "traffic", "time"] = "round",
+        width: float = 6.4,
+        font_size: float = 11,
+    ) -> Figure:
+        """Draw how a measure develops, a line per algorithm with a band of one standard deviation over seeds.
 
-def to_latex(results: Sequence[Result], columns: Sequence[str], caption: str, paper_names: bool) -> str:
-    report = RunReport.of(run_of(results))
-    return latex(report.with_paper_names() if paper_names else report, TableOptions(columns, caption))
+        Args:
+            measure: A column of `metrics`; None: the score.
+            against: "round", "traffic" (megabytes that a client has sent and received), or virtual "time".
+            width: Of the figure in inches, in print.
+            font_size: Of its labels in points, in print.
+
+        Returns:
+            A figure of matplotlib, which a notebook shows; `figure.savefig("curves.pdf")` writes it.
+
+        Raises:
+            ConfigError: If the measure or the axis is unknown, or the letters have no room.
+        """
+        from dfca.report.drawing.curves import AXES, curves_of
+        from dfca.report.drawing.plots import styles
+        from dfca.report.drawing.svg import FigureSize, for_paper_, sized
+        from dfca.report.virtual.plots import draw_courses
+
+        if against not in AXES:
+            raise unknown("value of against", against, AXES)
+        run, size = run_of(self._results), FigureSize(width, font_size)
+        name = measure or run.metric.key
+        numbers = {key for row in run.metrics for key, value in row.items() if isinstance(value, int | float)}
+        if name not in numbers:
+            raise unknown("measure", name, numbers - {"seed"})
+        series = curves_of(run, name, against)
+        series = {label: curve for label, curve in series.items() if against == "round" or any(curve.x)}
+        metric = run.metric if name == run.metric.key else metric_named(name)
+        if name in (f"all_models_{run.metric.key}", "cluster_accuracy"):
+            shares = ACCURACY if name == "cluster_accuracy" else run.metric
+            metric = shares._replace(name=name.replace("_", " "), key=name)
+        with sized(size):
+            figure = draw_courses(series, styles(run.algorithms), AXES[against], metric=metric)
+        for_paper_(figure, size)
+        return figure
+
+    def to_latex(self, columns: Sequence[str] = (), caption: str = "", names: Literal["own", "paper"] = "own") -> str:
+        """Write the last scores as a LaTeX table, as `dfca report --format latex` does of a run folder.
+
+        Args:
+            columns: Of the table, such as ["accuracy", "right cluster"]; none: all.
+            caption: Makes the table a float of one column or, where it is too wide, of two.
+            names: "paper": algorithms are named as papers name them.
+
+        Returns:
+            The text, for \\usepackage{booktabs}.
+
+        Raises:
+            ConfigError: If there is no such column.
+        """
+        report = RunReport.of(run_of(self._results))
+        return latex(report.with_paper_names() if names == "paper" else report, TableOptions(columns, caption))
 
 
 def _trial(result: Result) -> TrialRow:
