@@ -15,7 +15,7 @@ from dfca.algorithms import ALGORITHMS
 from dfca.algorithms.fedspd import draw_cluster, mixture, owners
 from dfca.base.errors import ConfigError, DataError
 from dfca.core.algorithm import View
-from dfca.core.learning.finetuning import FineTuning
+from dfca.core.method import FineTuning
 from dfca.core.rng import stream
 from dfca.core.state import ClientState, Message
 from dfca.sim.rounds.simulation import Simulation

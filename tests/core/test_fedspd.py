@@ -11,8 +11,8 @@ from toy import make_toy_model, make_toy_setting, make_toy_split
 import dfca
 from dfca import algorithms
 from dfca.base.errors import ConfigError
-from dfca.core.learning.finetuning import FineTuning
 from dfca.core.learning.local import LocalOptions
+from dfca.core.method import FineTuning
 from dfca.data.partitions import make_split
 from dfca.experiment.load import load_experiment
 from dfca.sim.rounds.simulation import Simulation

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.core.learning.finetuning import FineTuning
+from dfca.core.method import FineTuning
 
 if TYPE_CHECKING:
     from torch import Tensor

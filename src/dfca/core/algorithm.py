@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dfca.base.errors import ConfigError, unknown
-from dfca.core.learning.finetuning import FineTuning
 from dfca.core.learning.parts import PARTS, Phase
 from dfca.core.method import SHARES as SHARES
 from dfca.core.method import (
     WEIGHT_RULES,
     ElectionOptions,
+    FineTuning,
     MergeOptions,
     PersonalSteps,
     WeightRule,

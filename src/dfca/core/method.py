@@ -31,6 +31,8 @@ Precision = Literal["float32", "bf16"]
 OPTIMIZERS = ("sgd", "adam", "adamw")
 CODECS = ("none", "bf16", "int8", "1-bit", "top-k", "random-k")
 MOST_PERSONAL_STEPS = 10_000
+STAGE_EPOCHS = 5  # momentum is reset after each stage of fine-tuning
+DECAY_STAGES = 3  # the learning rate decays after this many stages
 
 
 def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
@@ -264,6 +266,36 @@ class LocalOptions(StepTable):
         """
         usual = {"epochs": None, "batch_size": None, "momentum": 0.0, "augment": None, "optimizer_state": "fresh"}
         return replace(self, steps=steps, **usual | changes)
+
+
+class FineTuning(Table):
+    """How a deployed model is fine-tuned: in stages of 5 epochs, each of which begins with fresh momentum.
+
+    The learning rate is `rate` times that of training, and `decay` times as large after every third stage. A batch has
+    at most `batch_size` samples: an epoch of n samples is ceil(n / batch_size) steps on batches of equal size.
+    """
+
+    called: ClassVar[str] = "{} of fine-tuning"
+
+    epochs: int = option(default=0, ge=0, demand="an integer >= 0")
+    batch_size: int = option(default=50, ge=1, demand="an integer >= 1")
+    rate: float = option(default=0.5, gt=0, le=10)
+    momentum: float = option(default=0.5, ge=0, lt=1)
+    decay: float = option(default=0.8, gt=0, le=1)
+
+    def stages(self, local: LocalOptions, samples: int) -> list[LocalOptions]:
+        """List the local steps of every stage, for a client with n = `samples` that trains with `local`."""
+        steps = -(-samples // self.batch_size)
+        batch = -(-samples // steps)
+        return [
+            local.full_batch(
+                steps * min(STAGE_EPOCHS, self.epochs - begin),
+                batch_size=batch,
+                momentum=self.momentum,
+                learning_rate=local.learning_rate * self.rate * self.decay ** (stage // DECAY_STAGES),
+            )
+            for stage, begin in enumerate(range(0, self.epochs, STAGE_EPOCHS))
+        ]
 
 
 class MixingOptions(Table, kw_only=True):

@@ -10,12 +10,9 @@ and the clients elect centres one by one. L_i(theta) is the mean loss of theta o
                  which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, summed
   verdict        one client has the sums of all votes and decides (`decide` below)
 
-The verdict is a test, one per centre c: does m come from another distribution than the followers of c? It compares the
-clients that prefer m (movers) with the followers of c that stay. If both draw from one distribution, they were divided
-by noise in the second part of their samples, and mean d_c on the third part is the same in both groups. A candidate
-opens a cluster only if for every c the movers' mean exceeds the stayers' by more than chance at `level` explains, and
-if it helps at least `support` clients. So a candidate from a cluster that has a centre already is accepted with
-probability `level`; a client that is odd but alone never is.
+The verdict tests for every centre c whether the clients that prefer m (movers) have a larger mean d_c than the
+followers of c that stay, by more than chance at `level` explains, and whether m helps at least `support` clients. So a
+candidate from a cluster that has a centre already is accepted with probability `level` (docs/auto.md says why).
 
 **Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): d_c is in units of the voter's own
 losses and clipped to [-1, 1], a vote counts at most MOST_SAMPLES samples, and sums that a group of voters cannot have

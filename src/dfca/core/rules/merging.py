@@ -1,19 +1,18 @@
 """Which clusters are worth the data that they take away from the others, and the merging of those that are not.
 
-An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
-where clients have few samples. So more centres are elected than needed, and during training the clients survey which
-two clusters would do better as one. A survey runs beside the rounds and asks twice.
+docs/auto.md (section 6) explains why. During training the clients survey which two clusters would do better as one. A
+survey runs beside the rounds and asks twice.
 
 **The poll** costs no work. A client says which cluster it follows, with how many samples, and the losses l_j of all
-models by which it chose (on its held-out samples, see below). Clusters are paired so that each has one partner at most,
-the most promising pairs first, by
+models by which it chose. Clusters are paired so that each has one partner at most, the most promising pairs first, by
 
   D_ab     = mean over the followers of a of  l_b - l_a
   n_a n_b / (n_a + n_b) * (D_ab + D_ba) / 2                               n_j: training samples of the followers of j
 
 **The survey** proper: some followers of a (`observes`) judge a, its partner b and their average A_ab, weighted by
-followers. Every client i holds out a fifth of its samples, H_i (`held_out`). With L_j(d, s) the loss below of model j
-on sample d, after s plain personal steps on its other samples, s = 0 or `steps`:
+followers. Every client i holds out a fifth of its samples, H_i (`held_out`), by which it also chooses its cluster until
+the last survey. With L_j(d, s) the loss below of model j on sample d, after s plain personal steps on its other
+samples, s = 0 or `steps`:
 
   c_i(d)   = which of a and b the client would choose by H_i without d
   right_i  = mean over d of  L_a(d, s) if c_i(d) = a, else L_b(d, s)
@@ -27,27 +26,13 @@ on sample d, after s plain personal steps on its other samples, s = 0 or `steps`
   harm_ab  = (n_a G_ab + n_b G_ba) / (n_a + n_b)
 
 One model for both costs its n = n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, and
-saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps, for what
-a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`: where
-clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, because
-clients choose by the same held-out samples, and of two alike models each would find the one that happens to fit them.
+saves c, what the estimation of one more model costs. Pairs with worth_ab < `worth` and harm_ab < HARM are merged, the
+smallest worth first: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and
+closes b, which is then not chosen, trained or sent. A cluster without followers is closed. A cluster is unsettled, and
+has no partner, while the losses of many of its followers have just risen (`rules.revival`).
 
-The worth is a forecast from models that are half trained: where a task is hard (47 letters in four rotations, 100
-samples per client) personal steps make up for a wrong model as long as the right one is no better, and c is large. So
-what is merged must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is.
-
-Pairs with a worth below `worth` are merged, the smallest first; a cluster without followers is closed. A cluster is
-unsettled, and has no partner, while the losses of many of its followers have just risen (`rules.revival`): a
-distribution has changed, and clusters that are to differ look alike at first. Where the number of clusters is given,
-exactly as many are elected, and none is merged. Merging needs no message beyond the survey: every client replaces
-theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
-chosen, trained or sent. `rules.surveys` says when surveys are held; after the last one the clusters that are left are
-numbered anew, without gaps; a later election may open others. Until then a client chooses its cluster by its held-out
-samples: what a model has learned by heart of its other ones keeps a client where it is, right or wrong.
-
-The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, because it is bounded: overconfident models of small clusters are
-not punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
-Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
+The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, which is bounded. Of labels it is the mean of (s(z) - y)^2, of
+tokens the mean of Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
 """
 
 from __future__ import annotations

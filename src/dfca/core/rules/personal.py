@@ -3,7 +3,7 @@ use; what comes of it is never sent.
 
 Client i takes s_i plain steps (full batch, no momentum) on all its samples. With theta_i^s its model after s steps on
 the samples that it trains on, c(i) the cluster that it deploys, and H_i the samples that it holds out of training
-(`learning.local.held_out`):
+(`learning.local.held_out`) for the first three quarters of the rounds:
 
   C_i(s)  = 1/|H_i| sum over d in H_i of L(theta_i^s, d)                                  for s in GRID: its curve
   P_i(s)  = C_i(s), then SWEEPS times  P_i <- P_i + sum over neighbours m with c(m) = c(i) of w_im (P_m - P_i)
@@ -11,11 +11,7 @@ the samples that it trains on, c(i) the cluster that it deploys, and H_i the sam
   s_i     = argmin_s S_i(s)  where that is below (1 - GAIN) S_i(0),  else 0
 
 with Metropolis weights w_im: P_i comes near the mean curve of the cluster. L is the loss that clusters are judged by
-(`rules.merging.judge`: Brier's for classes): the cross entropy also rises where a model is right and overconfident. A
-few held-out samples are a poor judge; the pool is worth POOL of them, and costs some hundred numbers per link, once.
-The lowest of nine noisy scores is below the first by luck as well: steps that promise less than GAIN are not taken.
-Samples are held out for the first three quarters of the rounds, then s_i is picked and the last quarter trains on
-everything. A client that holds nothing out takes no steps.
+(`rules.merging.judge`). A client that holds nothing out takes no steps. docs/auto.md (section 5) says why.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The freshest relay: a model passes through clients that do not train it.
+"""The freshest relay: a model passes through clients that do not train it (docs/auto.md, section 3).
 
-DFCA sends a model only along edges whose sender trains it: a client without a neighbour in cluster j never receives
-model j. Under `share = "relay"` every client sends its neighbours how fresh each of its models is (two scalars per
-model: the round of the last local update behind it, and who made it, if it was one client alone). With b the neighbours
-of client i that trained j this round,
+Under `share = "relay"` every client sends its neighbours how fresh each of its models is (two scalars per model: the
+round of the last local update behind it, and who made it, if it was one client alone). With b the neighbours of client
+i that trained j this round,
 
   b = 0, i does not train j    i takes the freshest copy on offer, if it is fresher than its own
   b < B, i trains j            i folds the freshest copy on offer as it would one more neighbour's model, if the copy is
@@ -12,8 +11,7 @@ of client i that trained j this round,
                                stay as different as they are, and where neighbours may lie (`robust`)
 
 Everywhere else the paper's rule holds. Of equally fresh copies the lowest sender's is taken where b = 0, else a lot of
-the round decides. What a trainer folds so comes from two steps away: a client with two trainers of its cluster beside
-it would overfit its own samples before it hears of the others.
+the round decides.
 """
 
 from __future__ import annotations

@@ -11,17 +11,12 @@ n models x_1 .. x_n came for a cluster, c is the client's own copy, w_l the weig
   median     the same with the largest t that leaves one or two values
 
 `clip` is self-centred (as in He, Karimireddy, Jaggi: Byzantine-robust decentralized learning via ClippedGossip, 2022).
-Its radius tau needs local knowledge only: the lower quartile of d_1 .. d_n and of the quartiles of the cluster's last
-RECENT folds, at most ||c||. So a message that comes alone is compared with earlier ones, the first of all with the size
-of the own copy (two random starts are sqrt(2) ||c|| apart and keep their weight), and liars are far if a quarter of
-what comes is honest: 20 % of all are often half of the few that train one cluster beside a client. Two things differ
-from plain clipping, s_l = min(1, tau / d_l), where every liar pulls by tau in every round: t_l falls faster than d_l
-grows, and leaves some weight, so that parts of a cluster that were apart for long still meet; and the weight that a
-message loses goes to the others, not to the own copy, so that random starts do not end in the wrong cluster.
-
-A coordinate of T lies between values of honest members as long as at most t of the n + 1 lie. Below FEWEST messages
-nothing can be trimmed, and `trimmed` and `median` clip. What is folded at once is one batch: in a synchronous round the
-models of the round; without waiting, what has arrived when the client folds.
+Its radius tau is the lower quartile of d_1 .. d_n and of the quartiles of the cluster's last RECENT folds, at most
+||c||. Two things differ from plain clipping, s_l = min(1, tau / d_l), where every liar pulls by tau in every round: t_l
+falls faster than d_l grows, and leaves some weight, so that parts of a cluster that were apart for long still meet; and
+the weight that a message loses goes to the others, not to the own copy, so that random starts do not end in the wrong
+cluster. Below FEWEST messages nothing can be trimmed, and `trimmed` and `median` clip. What is folded at once is one
+batch: in a synchronous round the models of the round; without waiting, what has arrived. docs/robustness.md has more.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from torch.func import grad, vmap
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.core.algorithm import Choice
 from dfca.core.learning.dense import BatchOrder
-from dfca.core.learning.finetuning import FineTuning
 from dfca.core.learning.images import CentreCrop, Standardise, augmented
 from dfca.core.learning.inputs import Lazy, tensors_of
 from dfca.core.learning.inputs import Samples as Inputs
@@ -55,7 +54,7 @@ from dfca.core.learning.local import (
 from dfca.core.learning.optimisers import Kept, check_optimiser, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import Loss
-from dfca.core.method import ElectionOptions
+from dfca.core.method import ElectionOptions, FineTuning
 from dfca.core.rng import seeded
 from dfca.core.rules.merging import judge
 from dfca.core.rules.personal import GRID, plain
