@@ -157,7 +157,9 @@ def test_points_of_a_sweep_are_columns(tmp_path: Path) -> None:
     (path,) = stored.export(tmp_path / "out", client=0, point={"local.steps": 2})
     with safe_open(path, "pt") as file_:
         assert file_.metadata()["point"] == "local.steps=2"
-    assert "local.steps=2" in repr(stored)
+    _, title, *rows = repr(stored).splitlines()
+    assert title.split()[:2] == ["local.steps", "algorithm"]
+    assert [row.split()[:2] for row in rows] == [["1", "local"], ["2", "local"]]
 
 
 PARTS = """

@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dfca.api.result import Result
-from dfca.api.showing import Shown, run_of
+from dfca.api.showing import Shown, as_html, as_text, printed, run_of
 from dfca.base.errors import ConfigError
-from dfca.base.notebook import mean_and_spread, table, text_table
-from dfca.base.paired import BEYOND_CHANCE, Compared, explanation, verdict_line
+from dfca.base.paired import Compared
 from dfca.report.rows import RunReport
-from dfca.sim.metrics_table import EvaluationRow
+from dfca.report.tables import notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,84 +117,17 @@ class Comparison(Shown):
         return pd.concat([made, pd.DataFrame.from_dict(rows, orient="index")], axis=1)
 
     def __repr__(self) -> str:
-        columns, rows = self._cells()
-        return "\n".join([text_table(columns, rows), *self._notes()])
+        tables = printed(self._report)
+        return "\n".join([*map(as_text, tables), *notes(self._report, tables)])
 
     def _repr_html_(self) -> str:
-        columns, rows = self._cells()
-        seeds = len(self.seeds)
+        seeds, tables = len(self.seeds), printed(self._report)
         title = f"{len(self.algorithms)} algorithms, {seeds} seed{'' if seeds == 1 else 's'}"
-        spread = ("mean ± standard deviation over seeds",) if seeds > 1 else ()
-        return table(title, columns, rows, (*spread, *self._notes()))
+        return as_html(title, tables, notes(self._report, tables))
 
     def _measures(self) -> list[str]:
         key = self.results[0].evaluations.metric
         return [key, f"all_models_{key}", "cluster_accuracy", "live_clusters", "bytes_sent"]
-
-    def _notes(self) -> list[str]:
-        """Say how the differences are to be read, which are beyond chance, and who diverged."""
-        reference, differences, diverged = self.reference or "", self.differences, self._diverged
-        metric = self._report.metric
-        notes = [*explanation(reference, differences.values(), metric.key, metric.higher_is_better), *self._extras()]
-        if line := verdict_line(reference, differences, dict.fromkeys(diverged, " ‡")):
-            notes.append(line)
-        if diverged:
-            told = ", ".join(f"{name} in {number} of {len(self.seeds)} seeds" for name, number in diverged.items())
-            notes.append(f"‡ diverged: {told}; such a row shows a learning rate that is too high, not the method")
-        return notes
-
-    @property
-    def _diverged(self) -> dict[str, int]:
-        """The seeds in which training diverged, by algorithm."""
-        return {row.algorithm: row.diverged_runs for row in self._report.rows if row.diverged_runs}
-
-    def _extras(self) -> list[str]:
-        """Say who trained with another momentum, or took a personal last step, where not all did."""
-        momenta = {result.algorithm: result.momentum for result in self.results if result.momentum is not None}
-        stepped = {result.algorithm: result.last_step for result in self.results}
-        notes = []
-        if len(set(momenta.values())) > 1:
-            told = ", ".join(f"{name} {momentum:g}" for name, momentum in momenta.items())
-            notes.append(f"momentum in training: {told}; momentum=... of an algorithm makes rows alike")
-        if len(set(stepped.values())) > 1:
-            names = ", ".join(name for name, taken in stepped.items() if taken)
-            notes.append(f"personal last step: only {names}; personal_steps=0 leaves it out")
-        return notes
-
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        last: dict[str, list[EvaluationRow]] = {}
-        for result in self.results:
-            last.setdefault(result.algorithm, []).append(result.evaluations[-1])
-        key, differences, diverged = self.results[0].evaluations.metric, self.differences, self._diverged
-        names = {key: key, f"all_models_{key}": "all models", "cluster_accuracy": "right cluster"}
-        shown = [name for name in names if any(row.get(name) is not None for rows in last.values() for row in rows)]
-        cells = [
-            [
-                f"{name} ‡" if name in diverged else name,
-                *(mean_and_spread([row.get(measure) for row in rows]) for measure in shown),
-            ]
-            for name, rows in last.items()
-        ]
-        columns = ["algorithm", *(names[measure] for measure in shown)]
-        if differences:
-            for row, name in zip(cells, last, strict=True):
-                row.insert(2, _difference(differences.get(name)))
-            columns.insert(2, f"minus {self.reference}")
-        return columns, cells
-
-
-def _difference(compared: Compared | None) -> str:
-    """Write a difference to the reference.
-
-    >>> from dfca.base.paired import Difference
-    >>> _difference(Compared(Difference(-0.0214, 0.0081, 0.001, 5), "worse")), _difference(None)
-    ('−0.021 ± 0.008†', '–')
-    """
-    if compared is None:
-        return "–"
-    mean, half = compared.difference[:2]
-    text = f"{mean:+.3f}".replace("-", "−") + (f" ± {half:.3f}" if half is not None else "")
-    return text + (BEYOND_CHANCE if compared.beyond_chance else "")
 
 
 def _columns(reference: str | None, compared: Compared | None) -> dict[tuple[str, str], Any]:

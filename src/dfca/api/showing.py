@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfca.base.errors import unknown
+from dfca.base.notebook import table, text_table
 from dfca.report.formats import TableOptions, latex
 from dfca.report.rows import RunReport
+from dfca.report.tables import TableCell, TextTable, result_tables
+from dfca.report.wording import one_line
 from dfca.runs.store.metric import ACCURACY, metric_named
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import TrialRow
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dfca.api.result import Result
+
+
+WIDTH = 110  # characters of a printed table, as far as leaving out columns allows
 
 
 def run_of(results: Sequence[Result]) -> Run:
@@ -102,6 +108,32 @@ class Shown:
         """
         report = RunReport.of(run_of(self._results))
         return latex(report.with_paper_names() if names == "paper" else report, TableOptions(columns, caption))
+
+
+def printed(report: RunReport) -> list[TextTable]:
+    """Make the tables of a report as plain text, without the columns that matter least where they are wide."""
+    tables = result_tables(report, WIDTH)
+    return [table._replace(rows=[[TableCell(text) for text, _ in row] for row in table.rows]) for table in tables]
+
+
+def as_text(made: TextTable) -> str:
+    """Align a table for a terminal."""
+    head = f"{made.title}\n" if made.title else ""
+    return head + text_table(list(map(one_line, made.columns)), [[cell.text for cell in row] for row in made.rows])
+
+
+def as_html(title: str, tables: Sequence[TextTable], notes: Sequence[str]) -> str:
+    """Make tables for a notebook, the notes below the last one."""
+    last = len(tables) - 1
+    return "".join(
+        table(
+            "\n".join(filter(None, (title if number == 0 else "", made.title))),
+            list(map(one_line, made.columns)),
+            [[cell.text for cell in row] for row in made.rows],
+            notes if number == last else (),
+        )
+        for number, made in enumerate(tables)
+    )
 
 
 def _trial(result: Result) -> TrialRow:

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from dfca import algorithms
 from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
+from dfca.api.showing import as_html, as_text, printed
 from dfca.base.errors import ConfigError, DfcaError, RunError, unknown
 from dfca.base.imports import look_in
-from dfca.base.notebook import mean_and_spread, number, table, text_table
 from dfca.base.renamed import refuse_earlier
 from dfca.core.learning.params import FlatModel, load_constants_
 from dfca.data.registry import SOURCES
 from dfca.experiment.sweep import label_of
 from dfca.model_options import ModelOptions, make_factory
+from dfca.report.rows import RunReport
+from dfca.report.tables import TextTable
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run
 from dfca.runs.store.reading import load_run as read_run
@@ -221,33 +223,15 @@ class StoredRun:
         finished, asked = self.run.trial_counts
         name = self.run.experiment or self.folder.name
         head = f"StoredRun({name}, {self.folder}: {finished} of {asked} trials finished)"
-        columns, rows = self._cells()
-        return f"{head}\n{text_table(columns, rows)}" if rows else head
+        return "\n".join([head, *map(as_text, self._tables())])
 
     def _repr_html_(self) -> str:
         finished, asked = self.run.trial_counts
         title = f"{self.run.experiment or self.folder.name}: {finished} of {asked} trials finished"
-        return table(title, *self._cells(), notes=(str(self.folder),))
+        return as_html(title, self._tables(), (str(self.folder),))
 
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """Make a row per algorithm (and point): mean and spread over seeds."""
-        groups: dict[tuple[str, str], list[TrialRow]] = {}
-        for trial in self.run.trials:
-            groups.setdefault((label_of(trial.point) if trial.point else "", trial.algorithm), []).append(trial)
-        swept = self.run.swept
-        key = self.run.metrics[0].metric if self.run.metrics else "accuracy"
-        columns = [*(["point"] if swept else []), "algorithm", "seeds", key, "right cluster"]
-        rows = [
-            [
-                *([point or "base"] if swept else []),
-                name,
-                number(len(trials)),
-                mean_and_spread([trial.score for trial in trials]),
-                mean_and_spread([trial.cluster_accuracy for trial in trials]),
-            ]
-            for (point, name), trials in groups.items()
-        ]
-        return columns, rows
+    def _tables(self) -> list[TextTable]:
+        return printed(RunReport.of(self.run))
 
     def _row(self, algorithm: str | None, seed: int | None, point: PointValues | None) -> TrialRow:
         """Find the row of a trial; the first of those that fit."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from statistics import fmean, stdev
 from typing import Any
 
 _LINE = "1px solid color-mix(in srgb, currentColor 25%, transparent)"
@@ -52,18 +51,6 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def mean_and_spread(values: Sequence[float | None]) -> str:
-    """Write the mean and the sample standard deviation of what is known.
-
-    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([1.0, None]), mean_and_spread([None])
-    ('2.000 ± 1.414', '1.000', '–')
-    """
-    known = [value for value in values if value is not None and value == value]
-    if not known:
-        return "–"
-    return number(float(fmean(known))) + (f" ± {number(stdev(known))}" if len(known) > 1 else "")
 
 
 def _side(column: int) -> str:
