@@ -42,7 +42,7 @@ class LoopClock:
 @pytest.mark.parametrize(("trip_s", "most_s"), [(0.01, 2.0), (0.8, 16.0)])
 def test_a_fast_link_is_fast_however_long_its_round_trip(trip_s: float, most_s: float) -> None:
     async def run() -> float:
-        network = FaultyNetwork(Random(0), lambda: trip_s / 2, lambda one, other: 0.0)
+        network = FaultyNetwork(Random(0), lambda one, other: trip_s / 2, lambda one, other: 0.0)
         roster = Roster.found(identity(0), "s" * 52, "n0", [address(0)])
         introduce(roster, 1)
         around = Surroundings(LoopClock(), FaultyDisk(Random(0)), lambda name, count: AtOnce(), Random(0).getrandbits)

@@ -70,6 +70,10 @@ def offer(member: str, name: bytes, cluster: int | None, since: float = 0.0, num
     return ModelOffer(member, name, pb.PeerMessage(), cluster, 0, since, number=number)
 
 
+def names(offers: Offers, member: str = ONE) -> list[bytes]:
+    return [offered.name for offered in offers.of(member)]
+
+
 def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:
     offers = Offers(1000)
     offers.add(offer(ONE, b"m", 0), b"x" * 100)
@@ -82,22 +86,43 @@ def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:
     assert (len(offers), offers.bytes) == (0, 0)
 
 
-def test_a_newer_update_of_the_same_cluster_takes_the_place_of_the_older() -> None:
+def test_the_newest_update_waits_behind_the_one_that_is_read_and_replaces_one_that_waits() -> None:
     offers = Offers(1000)
-    offers.add(offer(ONE, b"old", 0), b"1")
-    offers.add(offer(ONE, b"other", 1), b"2")
-    offers.add(offer(ONE, b"new", 0), b"3")
-    assert [offers.data(ONE, name) for name in (b"old", b"other", b"new")] == [None, b"2", b"3"]
+    offers.add(offer(ONE, b"read", 0, since=1.0), b"1")
+    offers.add(offer(ONE, b"other", 1, since=2.0, number=0), b"2")
+    offers.add(offer(ONE, b"waits", 0, since=3.0, number=0), b"3")
+    offers.add(offer(ONE, b"newest", 0, since=4.0, number=0), b"4")
+    assert names(offers) == [b"read", b"other", b"newest"]
+    assert offers.bytes == 3
+    assert [offers.first(ONE, cluster) for cluster in (0, 1)] == offers.of(ONE)[:2]
+    offers.take(ONE, 1)
+    first = offers.first(ONE, 0)
+    assert first is not None
+    assert first.name == b"newest"
+    assert offers.first(ONE, 2) is None
 
 
 def test_when_a_link_is_lost_updates_stay_and_the_rest_is_forgotten() -> None:
     offers = Offers(1000)
     offers.add(offer(ONE, b"update", 0, since=1.0), b"1")
     offers.add(offer(ONE, b"copy", None, since=2.0), b"2")
-    offers.lose_link(ONE)
-    assert [offered.name for offered in offers.of(ONE)] == [b"update"]
-    offers.drop_older(ONE, 1.5)
+    offers.lose_link(ONE, 60.0)
+    assert names(offers) == [b"update"]
+    offers.forget(ONE)
     assert offers.of(ONE) == []
+
+
+@pytest.mark.parametrize(("asked", "left"), [(True, [b"read", b"newest"]), (False, [b"newest"])])
+def test_on_the_next_link_an_update_that_was_begun_is_read_before_the_newest(asked: bool, left: list[bytes]) -> None:
+    offers = Offers(1000)
+    offers.add(offer(ONE, b"read", 0, since=1.0), b"1")
+    offers.add(offer(ONE, b"newest", 0, since=2.0, number=0), b"2")
+    if asked:
+        assert offers.announced(ONE, 1) == b"1"
+    offers.lose_link(ONE, 60.0)
+    assert names(offers) == left
+    offers.add(offer(ONE, b"newer", 0, since=3.0, number=0), b"3")
+    assert names(offers) == [*left[:-1], b"newer"]
 
 
 def test_the_cache_is_bounded_and_the_oldest_leave_first() -> None:
@@ -118,30 +143,19 @@ def pull(number: int, cluster: int | None = 0, member: str = ONE, link: Any = "l
     return Pull(link, member, number, name or bytes([number]) * 32, 100, 0, "float32", cluster, None)
 
 
-def test_the_newest_update_replaces_one_that_waits_and_cancels_one_that_is_read() -> None:
-    pulls = Pulls(4, 1, 10)
+def test_the_newest_update_replaces_one_that_waits_and_is_read_behind_the_one_that_is_read() -> None:
+    pulls = Pulls(4, 2, 10)
     pulls.announce(pull(1))
     running = pulls.begin()
     assert running is not None
+    assert pulls.announce(pull(2)) == []
     assert pulls.begin() is None
-    assert pulls.announce(pull(2)) == [running]
-    assert running.cancelled
     (waiting,) = pulls.announce(pull(3))
     assert waiting.number == 2
     pulls.end(running)
     newest = pulls.begin()
     assert newest is not None
     assert newest.number == 3
-
-
-def test_a_read_that_is_more_than_half_done_is_finished_first() -> None:
-    pulls = Pulls(4, 1, 10)
-    pulls.announce(pull(1))
-    running = pulls.begin()
-    assert running is not None
-    running.got = 51
-    assert pulls.announce(pull(2)) == []
-    assert not running.cancelled
 
 
 def test_messages_that_must_arrive_are_not_replaced_and_too_many_are_refused() -> None:

@@ -21,7 +21,7 @@ from dfca.node.net.links.detector import BACK_S, FORGET_S, MOST_DOUBLED, Detecto
 from dfca.node.net.links.link import NetLink
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.offers import ModelOffer
-from dfca.node.net.transfer.sender import Sender
+from dfca.node.net.transfer.sender import KEEP_UPDATE_S, Sender
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.codec import to_proto
 from dfca.peer.records.messages import Update
@@ -159,58 +159,64 @@ def test_plain_text_is_for_loopback_only() -> None:
         NetOptions(degree=1)
 
 
-class OneBeat:
-    """A stream with one heartbeat, and then nothing for ever."""
-
-    def __init__(self) -> None:
-        self.frames = [pb.Frame(heartbeat=pb.Heartbeat(number=1)).SerializeToString()]
+class Silent:
+    """A stream on which nothing comes."""
 
     async def read(self) -> Any:
-        if not self.frames:
-            await asyncio.Event().wait()
-        return self.frames.pop()
+        await asyncio.Event().wait()
 
     async def write(self, message: bytes) -> None:
         return
 
 
-def test_neighbours_that_stop_answering_are_not_waited_for() -> None:
-    """They read an update in 10 ms each time; then two of three are dead, long before their silence is noticed."""
+def test_an_update_that_is_not_read_in_time_makes_room_for_the_newest() -> None:
+    """One that reads nothing holds two updates at most, and none of them for ever."""
 
     async def scenario() -> None:
-        now = 0.0
-        streams = {member: OneBeat() for member in "abc"}
-        links = {member: NetLink(member, 1, streams[member], NetOptions(), lambda: now, True) for member in "abc"}
+        now, model = 0.0, torch.zeros(2)
+        link = NetLink("a", 1, Silent(), NetOptions(), lambda: now, True)
         local: Any = SimpleNamespace(options=SimpleNamespace(cache_bytes=1000), now=lambda: now)
         swarm: Any = SimpleNamespace(dtype=torch.float32, encoding="float32")
+        links = {"a": link}
         sender = Sender(local, swarm, links, ThreadPoolExecutor(1))
 
-        message = to_proto(Update(Message(1, 0, 1, 2, torch.zeros(2)), 1))
+        def send() -> None:
+            message = to_proto(Update(Message(1, 0, round(now), 2, model), 1))
+            packed = asyncio.get_running_loop().create_future()
+            packed.set_result((round(now).to_bytes(32), b"x" * 160))
+            offer = sender._newest["a", 0] = ModelOffer("a", b"", message, 0, 0, now)
+            sender._announce_packed(link, offer, packed)
 
-        def announce() -> None:
-            for member, link in links.items():
-                offer = ModelOffer(member, b"x", message, 0, 0, now)
-                sender.offers.add(offer, b"data")
-                assert sender._make_announce(link, offer)
+        def said() -> list[str]:
+            frames = []
+            while (make := link._outbox.get()) is not None:
+                frames.append(pb.Frame.FromString(make()).WhichOneof("kind"))
+            return frames
 
-        for _ in range(20):
-            announce()
-            now += 0.01
-            for link in links.values():
-                sender.received(link, link.announced)
-                link._asked_at = None  # as any frame does, below
-        announce()
-        assert sender.unread() == 3
-        now += 0.04
-        assert sender.unread() == 3
-        now += 0.02
-        assert sender.unread() == 0
-        reading = asyncio.ensure_future(links["a"]._read(lambda frame: None))
-        await asyncio.sleep(0)
-        assert sender.unread() == 1  # slow, but alive
-        announce()
-        assert sender.unread() == 1  # the dead do not count anew with every round
-        reading.cancel()
-        await asyncio.wait([reading])
+        send()
+        assert said() == ["heartbeat", "announce"]
+        for _ in range(60):
+            now += 1.0
+            send()
+            sender.prune()
+            assert said() == []
+            assert len(sender.offers) == 2
+        assert link.outgoing.want(pb.Want(number=1, offset=0, until=2), lambda: sender.offers.announced("a", 1))
+        now = 60.2  # 60 s, and 160 bytes at 1600 per second
+        sender.prune()
+        assert said() == ["withdraw", "announce"]
+        assert len(sender.offers) == 1
+        assert link.outgoing.next() is None
+        sender.received(link, 2)
+        assert len(sender.offers) == 0
+        send()
+        links.clear()
+        sender.lose(link)
+        now += KEEP_UPDATE_S
+        sender.prune()
+        assert len(sender.offers) == 1
+        now += 0.1
+        sender.prune()
+        assert len(sender.offers) == 0
 
     asyncio.run(scenario())

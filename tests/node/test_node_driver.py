@@ -226,18 +226,3 @@ def test_one_thread_does_not_wait_at_the_end() -> None:
     gate.set()
     assert first.result(5) is True
     assert ran == []
-
-
-@pytest.mark.parametrize(("unread", "unread_s", "waits"), [(2, 0.1, True), (1, 60.0, False)])
-def test_a_round_waits_shortly_for_all_neighbours_but_one_to_read_the_last_update(
-    unread: int, unread_s: float, waits: bool
-) -> None:
-    """One that is dead or slow delays nothing; several do, and no longer than `unread_s`."""
-
-    async def scenario() -> float:
-        node, work = make_alone(None, rounds=3, pace=Pace(unread_s=unread_s))
-        node._transport.unread = lambda: unread  # type: ignore[attr-defined]
-        work.free.set()
-        return await seconds_of(node)
-
-    assert (asyncio.run(scenario()) >= 3 * unread_s) == waits

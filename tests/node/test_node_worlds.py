@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from dfca.faults.world import Cut, describe
 from dfca.node.disk.store import DiskStore
 from dfca.node.memory import VirtualTimeLoop
 from dfca.node.net.links.link import LinkDown, NetLink
+from dfca.node.net.transfer.puller import Puller
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.handshake import Transcript
 
@@ -47,10 +49,39 @@ def test_nodes_are_safe_and_recover(number: int) -> None:
         "NodeCrash(0, 7.8, 0.5, 'kill')), full=0.3, pairings=(Pairing(1, 2.0),))",
         # Reading a model took longer than a round: each was replaced before the only neighbour had read it.
         "NodeWorld(4, nodes=2, groups=1, delay_s=0.2, pairings=(Pairing(node=1, at_s=20.57, by=0, wrong=6),))",
+        # The same with several neighbours, of which only the slowest was slower than a round.
+        "NodeWorld(1, nodes=4, groups=1, far=((2, 0.4),))",
     ],
 )
 def test_worlds_that_failed_once(line: str) -> None:
     assert check_node_world(read_node_world(line)) is None
+
+
+def test_two_of_ten_that_read_no_models_cost_the_others_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, announce = {identity(node).id for node in (8, 9)}, Puller.announce
+
+    def ignore(self: Puller, link: NetLink, announced: Any) -> None:
+        if self._local.identity.id not in silent:
+            announce(self, link, announced)
+
+    monkeypatch.setattr(Puller, "announce", ignore)
+
+    async def rounds() -> list[int]:
+        run = NodeRun(NodeWorld(1, nodes=10, algorithm="dfca-gi", clusters=2))
+        run.found()
+        run._plan()
+        await asyncio.sleep(15.0)
+        before = run._rounds()
+        await asyncio.sleep(12.0)
+        after = run._rounds()
+        await run._end()
+        assert run.problem is None
+        return [after[node] - before[node] for node in range(8)]
+
+    loop = VirtualTimeLoop()
+    done = loop.run_until_complete(rounds())
+    loop.close()
+    assert min(done) >= 39  # a round takes 0.3 s
 
 
 def test_a_network_that_stalls_now_and_then_keeps_its_links(monkeypatch: pytest.MonkeyPatch) -> None:

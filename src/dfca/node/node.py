@@ -25,7 +25,6 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
 from dfca.peer.state import Saved, State
 
-READ_LOOK_S = 0.01
 MOST_EARLY = 2000  # inputs that are kept for a peer that has not begun
 
 
@@ -292,11 +291,6 @@ class Node:
         if pause > 0:
             await asyncio.sleep(pause)
         await self.idling.rest()
-        unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
-        end = self._now() + self.pace.unread_s
-        slow = int(len(self.linked) != 1)  # an only neighbour is waited for
-        while unread is not None and unread() > slow and self._now() < end and not self._stopped:
-            await asyncio.sleep(READ_LOOK_S)
         self._round_began = self._now()
 
     def _plan_wake(self) -> None:

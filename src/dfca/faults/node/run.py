@@ -332,9 +332,10 @@ class NodeRun:
         disk.now = lambda: EPOCH + offset_s + asyncio.get_running_loop().time()
         return disk
 
-    def _delay(self) -> float:
-        world = self.world
-        return world.delay_s * min(LONGEST, self.random.lognormvariate(0.0, world.spread)) if world.delay_s else 0.0
+    def _delay(self, one: int, other: int) -> float:
+        world, far = self.world, dict(self.world.far)
+        drawn = world.delay_s * min(LONGEST, self.random.lognormvariate(0.0, world.spread)) if world.delay_s else 0.0
+        return drawn + far.get(one, 0.0) + far.get(other, 0.0)
 
     def _held_s(self, one: int, other: int) -> float:
         now = asyncio.get_running_loop().time()
@@ -573,6 +574,7 @@ class NodeRun:
         """Return how long all may take to be well: to recover, on links as slow as these, and to do some rounds."""
         world = self.world
         delay_s = world.delay_s * math.exp(world.spread**2 / 2)  # the mean
+        delay_s += 2 * max([0.0, *dict(world.far).values()])
         hop_s = delay_s * (3 + math.ceil(MODEL_BYTES / world.chunk_bytes))  # announced, asked for, piece by piece
         round_s = max([0.3, *dict(world.slow).values()]) + (FOLD_S if world.aggregation == "batch" else world.rest_s)
         return RECOVERY_S + HOPS * world.nodes * hop_s + (world.rounds or MORE_ROUNDS) * round_s
@@ -624,15 +626,16 @@ class NodeRun:
         return ""
 
     def _stranger(self) -> str:
-        """Return which paired node is not known to all others, or whose models are not folded; empty: none."""
-        for pairing in self.world.pairings:
-            paired = identity(pairing.node)
+        """Return which node that is paired or far is not known to all others, or whose models are not folded."""
+        removed = {node for node, _ in self.world.removed}
+        for node in {*(pairing.node for pairing in self.world.pairings), *dict(self.world.far)} - removed:
             for device in self._expected():
                 service = self._service(device.node)
-                if service is None or service.folder.roster.member(paired.id) is None:
-                    return f"node {device.node} does not know node {pairing.node}"
-            if not self.world.rounds and not all(paired.number in {pair[i] for pair in self.folded} for i in (0, 1)):
-                return f"node {pairing.node} and the others do not fold each other's models"
+                if service is None or service.folder.roster.member(identity(node).id) is None:
+                    return f"node {device.node} does not know node {node}"
+            both = all(identity(node).number in {pair[i] for pair in self.folded} for i in (0, 1))
+            if not self.world.rounds and len(self._expected()) > 1 and not both:
+                return f"node {node} and the others do not fold each other's models"
         return ""
 
     def _is_down(self, link: dict[str, Any]) -> bool:

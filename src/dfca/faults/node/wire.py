@@ -35,10 +35,10 @@ class _Aborted(Exception):
 class FaultyNetwork:
     """The network between the nodes of a world.
 
-    delay(): draws the seconds of one message. held_s(one, other): how long nothing passes between two nodes.
+    delay(one, other): draws the seconds of one message between two nodes. held_s(one, other): how long nothing passes.
     """
 
-    def __init__(self, random: Random, delay: Callable[[], float], held_s: Callable[[int, int], float]) -> None:
+    def __init__(self, random: Random, delay: Callable[[int, int], float], held_s: Callable[[int, int], float]) -> None:
         self.random, self.delay, self.held_s = random, delay, held_s
         self.half_open = 0.0  # share of broken connections of which one end never hears
         self.twice = 0.0  # share of talks that arrive a second time
@@ -72,7 +72,7 @@ class FaultyNetwork:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
         """Connect a device that joins, see `node.trust.doors.Connect`."""
         call = _Call(self, node, None, (_node_of(host), port), None)
-        self.later(self.delay() + self.delay() + self.delay(), partial(call.dial, None))
+        self.later(call.delay() + call.delay() + call.delay(), partial(call.dial, None))
         try:
             certificate = await call.near.read()
         except (StreamBroken, StreamEnded) as error:
@@ -127,7 +127,7 @@ class _End:
     def expect(self, item: bytes | Exception) -> None:
         """Let something arrive, after everything that was sent before."""
         loop = asyncio.get_running_loop()
-        self._coming.append((loop.time() + self._call.network.delay(), item))
+        self._coming.append((loop.time() + self._call.delay(), item))
         if len(self._coming) == 1:
             loop.call_at(self._coming[0][0], self._arrive)
 
@@ -167,6 +167,9 @@ class _Call:
         self.task: asyncio.Task[None] | None = None
         self._first: list[bytes] = []  # what the caller has written at first
         network.calls.add(self)
+
+    def delay(self) -> float:
+        return self.network.delay(self.near.node, self.far.node)
 
     def other(self, end: _End) -> _End:
         return self.far if end is self.near else self.near
@@ -245,7 +248,7 @@ class _Call:
         if self.network.random.random() < self.network.half_open:
             ends.pop(self.network.random.randrange(2))
         for end in ends:
-            self.network.later(self.network.delay(), partial(end.fail, StreamBroken("reset", "unavailable")))
+            self.network.later(self.delay(), partial(end.fail, StreamBroken("reset", "unavailable")))
 
     def leave(self, node: int, silently: bool) -> None:
         """A node ends. What it has sent is lost, and its own end does nothing any more."""
@@ -253,7 +256,7 @@ class _Call:
         own.over = own.over or StreamBroken("gone", "unavailable")
         own._changed.set()
         if not silently:
-            self.network.later(self.network.delay(), partial(other.fail, StreamBroken("reset", "unavailable")))
+            self.network.later(self.delay(), partial(other.fail, StreamBroken("reset", "unavailable")))
         self.ended(own)
 
 
@@ -276,9 +279,9 @@ class _FaultyConnection:
             network.calls.discard(call)
             return call.near
         self._calls = [call for call in self._calls if call in network.calls]
-        handshake = 0.0 if self._calls else network.delay() + network.delay()
+        handshake = 0.0 if self._calls else call.delay() + call.delay()
         self._calls.append(call)
-        network.later(handshake + network.delay(), partial(call.dial, self._member))
+        network.later(handshake + call.delay(), partial(call.dial, self._member))
         return call.near
 
     async def close(self) -> None:

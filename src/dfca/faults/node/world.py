@@ -68,6 +68,7 @@ class NodeWorld:
     walled: tuple[int, ...] = ()  # nodes that can only dial out, as behind a router
     old: tuple[int, ...] = ()  # nodes that do not send models on links, as until 0.2
     pairings: tuple[Pairing, ...] = ()
+    far: tuple[tuple[int, float], ...] = ()  # (node, seconds that each of its messages takes longer, either way)
     rest_s: float = 0.0  # longest rest of a node between rounds, from the first ones on that bring nothing
 
 
@@ -100,6 +101,7 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
     walls = random.Random(f"walls/{seed}/{number}")
     walled = walls.sample(range(1, n), walls.randint(1, n - 1)) if walls.random() < 0.3 else []
     old = walls.sample(range(n), walls.randint(1, n)) if not walled and walls.random() < 0.3 else []
+    ways = random.Random(f"ways/{seed}/{number}")
     pairs = random.Random(f"pairs/{seed}/{number}")
     staying = [node for node in range(1, n) if node not in (*late, *removed)]
     joining = pairs.sample(staying, min(len(staying), pairs.randint(1, 2))) if pairs.random() < 0.4 else []
@@ -136,6 +138,7 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
             Pairing(i, round(pairs.uniform(0, FAULTS_S), 2), pairs.choice(inviting), pairs.choice((0, 0, 1, 6)))
             for i in joining
         ),
+        far=((ways.randrange(n), ways.choice((0.2, 0.4))),) if ways.random() < 0.3 else (),
         rest_s=random.Random(f"rest/{seed}/{number}").choice((0.0, 0.0, 10.0, 60.0)),
     )
 
@@ -151,7 +154,7 @@ def read_node_world(line: str) -> NodeWorld:
     ):
         if name not in known:
             raise unknown(what, name, known)
-    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.clocks, *world.removed)]
+    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.clocks, *world.removed, *world.far)]
     ends = [end for reset in world.resets for end in reset[:2]]
     named = {
         *pairs,
@@ -184,6 +187,7 @@ def without_node(world: NodeWorld, node: int) -> dict[str, object]:
     return {
         "nodes": world.nodes - 1,
         "slow": tuple(pair for pair in world.slow if pair[0] != node),
+        "far": tuple(pair for pair in world.far if pair[0] != node),
         "late": tuple(pair for pair in world.late if pair[0] != node),
         "clocks": tuple(pair for pair in world.clocks if pair[0] != node),
         "removed": tuple(pair for pair in world.removed if pair[0] != node),

@@ -196,10 +196,6 @@ class GrpcTransport:
             if link is not None:
                 self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
 
-    def unread(self) -> int:
-        """Count the neighbours in reach that have not read this node's newest update."""
-        return self._sender.unread()
-
     # For screens and metrics.
 
     def status(self) -> dict[str, Any]:

@@ -116,17 +116,12 @@ class Idling:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a node runs.
-
-    A round waits until all neighbours have read the last update, but for one where there are several: rounds faster
-    than the links would replace most updates unread, and one dead or slow neighbour must not delay it.
-    """
+    """How fast a node runs. No round waits until neighbours have read the last update."""
 
     pause_s: float = 0.0  # between two rounds
     least_round_s: float = 0.0  # between the starts of two rounds, so that short rounds do not flood the neighbours
     retry_s: float = RETRY_S  # until a failed save is tried again
     budget: WriteBudget | None = None
-    unread_s: float = 0.5  # the longest wait for neighbours to read the last update
 
     def wait_s(self, round_began: float, now: float) -> float:
         """Return how long the next round must wait."""

@@ -8,7 +8,6 @@ silence, by a refused frame, or because its queue is full.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -26,7 +25,6 @@ from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-LEAST_READ_S = 0.05  # the least time that a neighbour gets to read a model
 REMOVED = "removed from the swarm"
 
 
@@ -142,8 +140,6 @@ class NetLink:
         self.announced = 0
         self.down = False
         self.rtt, self.least_rtt_s = Estimate(), 0.0
-        self.reads = Estimate()  # from announcing a model until the neighbour has read it
-        self._asked_at: float | None = None  # the first announcement since anything was heard
         self._stream, self._options, self._now = stream, options, now
         self.since = now()
         self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
@@ -197,19 +193,6 @@ class NetLink:
             return None
         return LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s")
 
-    def ask(self) -> None:
-        """Note that an announcement leaves, which a live neighbour answers."""
-        if self._asked_at is None:
-            self._asked_at = self._now()
-
-    @property
-    def answers(self) -> bool:
-        """Whether the neighbour may still be reading: nothing was announced, or only as long ago as it usually takes.
-
-        This shows a dead one long before its silence takes the link down.
-        """
-        return self._asked_at is None or self._now() - self._asked_at <= max(LEAST_READ_S, self.reads.bound(math.inf))
-
     @property
     def queued(self) -> int:
         """The number of queued frames."""
@@ -260,7 +243,6 @@ class NetLink:
             message = await read_message(self._stream)
             now = self._now()
             self.bytes_in += len(message)
-            self._asked_at = None
             if is_part(message):
                 self.detector.hear(now)
                 if self.incoming.take(message) < self._options.least_chunk_bytes:

@@ -1,13 +1,15 @@
 """The encoded models that neighbours may read from this node: one copy for all readers.
 
-An offer is one announcement to one member. The newest update per member and cluster is kept while the member is out of
-reach: it is announced again when the link is back, and the member resumes where it was cut off.
+An offer is one announcement to one member. Of its updates of one cluster two are kept at most: the one that it reads,
+and behind it the newest, which is announced when the other is read or its time is over. While the member is out of
+reach they are kept for some time: they are announced again when the link is back, and it resumes where it was cut off.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dfca.node.wire import wire_pb2 as pb
@@ -26,8 +28,15 @@ class ModelOffer:
     encoding: str = "float32"
     age_s: float = 0.0  # of an update when it was sent
     number: int = 0  # of the announcement on the link; 0 before it left
-    announced: float = 0.0  # when the announcement left
+    asked: bool = False  # the member has asked for bytes of it
+    due: float = math.inf  # of an update: when the time to read it is over
+    kept: float = math.inf  # until when, while the member is out of reach
     done: bool = False  # read or withdrawn
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the member may be reading it, so that newer ones wait."""
+        return self.asked or self.number > 0
 
 
 @dataclass
@@ -43,7 +52,7 @@ class Offers:
         self.most_bytes = most_bytes
         self.bytes = 0
         self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
-        self._newest: dict[tuple[str, int], ModelOffer] = {}
+        self._updates: dict[tuple[str, int], list[ModelOffer]] = {}  # by member and cluster, oldest first
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -51,10 +60,9 @@ class Offers:
     def add(self, offer: ModelOffer, data: bytes) -> list[ModelOffer]:
         """Keep an offer and its payload; returns the offers that were dropped to make room."""
         if offer.cluster is not None:
-            old = self._newest.get((offer.member, offer.cluster))
-            if old is not None:
-                self.drop(old)
-            self._newest[offer.member, offer.cluster] = offer
+            updates = self._updates.setdefault((offer.member, offer.cluster), [])
+            updates.append(offer)
+            self._drop_replaced(updates)
         payload = self._payloads.get(offer.name)
         if payload is None:
             payload = self._payloads[offer.name] = _Payload(data)
@@ -64,16 +72,15 @@ class Offers:
 
     def data(self, member: str, name: bytes) -> bytes | None:
         """Return the payload of a name that a member may read, or None."""
-        payload = self._payloads.get(name)
-        if payload is None or not any(offer.member == member for offer in payload.offers):
-            return None
-        return payload.data
+        return self._ask(offer for offer in self.of(member) if offer.name == name)
 
     def announced(self, member: str, number: int) -> bytes | None:
-        """Return the payload with this number of announcement to a member, or None."""
-        named = (offer.name for offer in self.all() if offer.member == member and offer.number == number)
-        name = next(named, None)
-        return None if name is None else self._payloads[name].data
+        """Return the payload with this number of announcement that a member asks for, or None."""
+        return self._ask(offer for offer in self.of(member) if offer.number == number)
+
+    def first(self, member: str, cluster: int) -> ModelOffer | None:
+        """Return the update of a cluster that a member is to read now, or None."""
+        return next(iter(self._updates.get((member, cluster), ())), None)
 
     def size(self, name: bytes) -> int:
         """Return the size of a payload in bytes."""
@@ -82,8 +89,10 @@ class Offers:
     def drop(self, offer: ModelOffer) -> None:
         """Withdraw an offer; a payload without readers is deleted."""
         offer.done = True
-        if offer.cluster is not None and self._newest.get((offer.member, offer.cluster)) is offer:
-            del self._newest[offer.member, offer.cluster]
+        if offer.cluster is not None and (updates := self._updates.get((offer.member, offer.cluster))):
+            updates[:] = [other for other in updates if other is not offer]
+            if not updates:
+                del self._updates[offer.member, offer.cluster]
         payload = self._payloads.get(offer.name)
         if payload is None:
             return
@@ -107,22 +116,32 @@ class Offers:
         """Return all offers."""
         return [offer for payload in self._payloads.values() for offer in payload.offers]
 
-    def lose_link(self, member: str) -> None:
-        """Drop the offers of a link that went down; updates stay for the next epoch."""
+    def lose_link(self, member: str, kept: float) -> None:
+        """Drop the offers of a link that went down; updates stay for the next epoch, if it begins soon enough."""
         for offer in self.of(member):
-            offer.number = 0
+            offer.number, offer.kept = 0, kept
             if offer.cluster is None:
                 self.drop(offer)
+            else:
+                self._drop_replaced(self._updates[member, offer.cluster])
 
     def forget(self, member: str) -> None:
         """Drop all offers of a member."""
-        self.drop_older(member, math.inf)
-
-    def drop_older(self, member: str, before: float) -> None:
-        """Drop a member's offers that were sent before a moment."""
         for offer in self.of(member):
-            if offer.since < before:
-                self.drop(offer)
+            self.drop(offer)
+
+    def _ask(self, offers: Iterable[ModelOffer]) -> bytes | None:
+        """Note that the member asks for the first of some offers, and return its payload."""
+        for offer in offers:
+            offer.asked = True
+            return self._payloads[offer.name].data
+        return None
+
+    def _drop_replaced(self, updates: list[ModelOffer]) -> None:
+        """Drop the updates that the member does not read, but for the newest."""
+        for old in updates[:-1]:
+            if not old.is_held:
+                self.drop(old)
 
     def _make_room(self, keep: bytes) -> list[ModelOffer]:
         dropped: list[ModelOffer] = []

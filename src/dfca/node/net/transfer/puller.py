@@ -131,7 +131,6 @@ class Puller:
             decoded=decoded,
         )
         for replaced in self.pulls.announce(pull):
-            self._cancel(replaced)
             link.send(pb.Frame(unavailable=pb.Unavailable(number=replaced.number, reason="newer")))
         self._fill()
 

@@ -1,7 +1,7 @@
 """Which announced models to read, from whom and in which order: bookkeeping without I/O.
 
-Of the updates of one neighbour and cluster the newest counts: it replaces one that waits, and cancels one that is being
-read unless more than half of it is there, so that a slow link receives something at all.
+Of the updates of one neighbour and cluster one is read at a time, and only the newest waits. What is being read is not
+cancelled for it: else a link that is slower than the rounds of the neighbour would bring nothing.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ class Pulls:
             for old in [waiting for waiting in member.waiting.values() if waiting.cluster == pull.cluster]:
                 del member.waiting[old.number]
                 needless.append(old)
-            for old in member.running:
-                same = old.cluster == pull.cluster and old.link is pull.link and not old.cancelled
-                if same and old.got * 2 <= old.size and old.name != pull.name:
-                    old.cancelled = True
-                    needless.append(old)
         if len(member.waiting) >= self.most_waiting:
             raise Refused("rate", f"{len(member.waiting)} announcements wait")
         member.waiting[pull.number] = pull

@@ -22,6 +22,7 @@ from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
 KEEP_UPDATE_S = 60.0  # how long an update waits for a neighbour that is out of reach
+LEAST_BYTES_PER_S = 1600.0  # who still reads an update this slowly after that time gets the next one
 
 
 class Sender:
@@ -62,24 +63,20 @@ class Sender:
 
     def greet(self, link: NetLink) -> None:
         """On a link that came up, announce again the updates that were not read in the last epoch."""
-        self.offers.drop_older(link.member, self._local.now() - KEEP_UPDATE_S)
         for offer in self.offers.of(link.member):
-            self._announce(link, offer)
+            self._announce_next(link, offer.cluster)
 
     def lose(self, link: NetLink) -> None:
         """Drop the offers of a link that went down."""
-        self.offers.lose_link(link.member)
+        self.offers.lose_link(link.member, self._local.now() + KEEP_UPDATE_S)
 
     def prune(self) -> None:
-        """Drop updates for members that stay out of reach."""
-        for member in {offer.member for offer in self.offers.all()} - set(self._links):
-            self.offers.drop_older(member, self._local.now() - KEEP_UPDATE_S)
-
-    def unread(self) -> int:
-        """Count the answering neighbours that have not read the newest update."""
-        waiting = {member for member, _ in self._newest}
-        waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
-        return sum(member in waiting and link.answers for member, link in self._links.items())
+        """Drop updates whose time is over: their readers are out of reach, or too slow."""
+        now = self._local.now()
+        for offer in self.offers.all():
+            if now > offer.due or (now > offer.kept and offer.member not in self._links):
+                self.offers.drop(offer)
+                self._withdraw(offer)
 
     def want(self, link: NetLink, want: pb.Want) -> None:
         """Send bytes that a neighbour asks for. Raises Refused."""
@@ -90,9 +87,7 @@ class Sender:
 
     def received(self, link: NetLink, number: int) -> None:
         """Note that a neighbour has read an announcement."""
-        offer = self._take(link, number)
-        if offer is not None:
-            link.reads.add(self._local.now() - offer.announced)
+        self._take(link, number)
 
     def unavailable(self, link: NetLink, number: int) -> None:
         """Note that a neighbour will not read an announcement: only updates may be lost, else the link goes down."""
@@ -102,7 +97,10 @@ class Sender:
 
     def _take(self, link: NetLink, number: int) -> ModelOffer | None:
         link.outgoing.drop(number)
-        return self.offers.take(link.member, number)
+        offer = self.offers.take(link.member, number)
+        if offer is not None:
+            self._announce_next(link, offer.cluster)
+        return offer
 
     def _encoding_of(self, message: Any, model: Tensor) -> str:
         if model.dtype == torch.uint8:
@@ -149,8 +147,12 @@ class Sender:
         for dropped in self.offers.add(offer, data):
             self._withdraw(dropped)
         current = self._links.get(link.member)
-        if current is not None and (current is link or offer.cluster is not None):
-            self._announce(current, offer)
+        if current is None:
+            offer.kept = self._local.now() + KEEP_UPDATE_S
+        elif offer.cluster is not None:
+            self._announce_next(current, offer.cluster)
+        elif current is link:
+            self._announce(link, offer)
 
     def _withdraw(self, offer: ModelOffer) -> None:
         link = self._links.get(offer.member)
@@ -161,6 +163,13 @@ class Sender:
         elif offer.number:
             link.outgoing.drop(offer.number)
             link.send(pb.Frame(withdraw=pb.Withdraw(number=offer.number)))
+            self._announce_next(link, offer.cluster)
+
+    def _announce_next(self, link: NetLink, cluster: int | None) -> None:
+        """Announce the newest update of a cluster, unless the neighbour reads an earlier one."""
+        offer = None if cluster is None else self.offers.first(link.member, cluster)
+        if offer is not None and not offer.number:
+            self._announce(link, offer)
 
     def _announce(self, link: NetLink, offer: ModelOffer) -> None:
         make: Callable[[], bytes | None] = partial(self._make_announce, link, offer)
@@ -176,13 +185,14 @@ class Sender:
         if offer.cluster is not None:
             offer.message.update.age_s = offer.age_s + max(0.0, self._local.now() - offer.since)
         link.announced += 1
-        offer.number, offer.announced = link.announced, self._local.now()
-        link.ask()
+        offer.number, size = link.announced, self.offers.size(offer.name)
+        if offer.cluster is not None:
+            offer.due = min(offer.due, self._local.now() + KEEP_UPDATE_S + size / LEAST_BYTES_PER_S)
         announce = pb.Announce(
             number=offer.number,
             message=offer.message.SerializeToString(),
             name=offer.name,
-            size=self.offers.size(offer.name),
+            size=size,
             encoding=ANNOUNCED[offer.encoding],
             rows=offer.rows,
         )
