@@ -117,10 +117,7 @@ def check_numbers(**values: Any) -> Numbers:
 
 
 def check_client(client: Any, clients: int) -> int:
-    """Return the number of a client.
-
-    Raises ConfigError if there is no such client.
-    """
+    """Return the number of a client. Raises ConfigError if there is no such client."""
     try:
         number = operator.index(client)
     except TypeError:
@@ -131,10 +128,7 @@ def check_client(client: Any, clients: int) -> int:
 
 
 def checked(table: type[Checked], values: Mapping[str, Any], prefix: str = "") -> Checked:
-    """Check values by a table of the experiment file.
-
-    Raises ConfigError with every problem in one sentence.
-    """
+    """Check values by a table of the experiment file. Raises ConfigError with every problem in one sentence."""
     try:
         return check(dict(values), table)
     except ConfigError as error:

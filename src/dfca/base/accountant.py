@@ -22,11 +22,8 @@ def check_accountant() -> None:
 def epsilon(noise: float, releases: int, delta: float, rate: float = 1.0) -> float:
     """Compute epsilon of a number of releases, by Renyi differential privacy.
 
-    Args:
-        noise: The standard deviation of the noise, in units of the clipping norm.
-        releases: How often a client sends.
-        delta: The probability with which the bound may fail.
-        rate: The share of clients that are drawn in secret for each release.
+    noise: its standard deviation in units of the clipping norm; delta: the probability with which the bound may fail;
+    rate: the share of clients that are drawn in secret for each release.
     """
     if not releases:
         return 0.0

@@ -49,16 +49,10 @@ Checked = TypeVar("Checked")
 
 
 def check(content: Any, table: type[Checked], what: str = "") -> Checked:
-    """Make a record from the content of a file.
+    """Make a record of a table, a `Table` or a model of pydantic, from the content of a file.
 
-    Args:
-        content: What was read: a dictionary, or anything else.
-        table: The declarations: a `Table`, or a model of pydantic.
-        what: The name of a file that others may have written. Sentences begin with it and show values as short ASCII;
-            without it they are those of an experiment file, with advice.
-
-    Raises:
-        ConfigError: With everything that is wrong.
+    what: the name of a file that others may have written. Sentences begin with it and show values as short ASCII;
+    without it they are those of an experiment file, with advice. Raises ConfigError with everything that is wrong.
     """
     checked, problems = _validate(content, table)
     if not problems:

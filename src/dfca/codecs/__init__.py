@@ -22,18 +22,8 @@ CODECS: dict[str, Callable[[float], Codec]] = {
 
 
 def get(codec: Any, keep: float) -> Codec | None:
-    """Find a codec.
-
-    Args:
-        codec: A name, "module:function" of one's own, called without arguments, or the record itself.
-        keep: The share of the numbers that sparse codecs send.
-
-    Returns:
-        The codec; None for "none".
-
-    Raises:
-        ConfigError: If there is none of this name.
-    """
+    """Find a codec by its name, "module:function" of one's own, or as the record itself; None for "none". keep: the
+    share of the numbers that sparse codecs send. Raises ConfigError if there is none of this name."""
     if codec is None or codec == "none":
         return None
     if isinstance(codec, str) and is_import(codec):

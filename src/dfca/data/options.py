@@ -187,10 +187,7 @@ def resolve(options: DataOptions, kind: SampleKind) -> TransformName:
 
 
 def refuse_options(options: DataOptions) -> None:
-    """Refuse options that need labels, images or owners.
-
-    Raises ConfigError.
-    """
+    """Refuse options that need labels, images or owners. Raises ConfigError."""
     wrong = {
         "partition": (options.partition != "rotated", f'"{options.partition}"', "it deals labelled samples or owners"),
         "skew": (options.skew != "none", f'"{options.skew}"', "it mixes the transforms of images"),

@@ -76,10 +76,7 @@ def label_of(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def check_label(label: str) -> None:
-    """Refuse a label that cannot name files.
-
-    Raises ConfigError.
-    """
+    """Refuse a label that cannot name files. Raises ConfigError."""
     if not LABEL.fullmatch(label) or len(label) > LONGEST:
         raise ConfigError(
             f"a label of an algorithm must have at most {LONGEST} letters, digits, blanks and .,:+=()%- (it names "

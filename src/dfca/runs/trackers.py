@@ -204,10 +204,7 @@ TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, 
 
 
 def make_tracker(name: str, folder: Path, experiment: str, report: Callable[[str], None]) -> Tracker:
-    """Make the tracker of that name.
-
-    Raises ConfigError for an unknown one, or where its library is not installed.
-    """
+    """Make the tracker of that name. Raises ConfigError for an unknown one, or where its library is not installed."""
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     return TRACKERS[name](folder, experiment, report)

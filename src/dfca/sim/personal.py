@@ -144,19 +144,8 @@ def alike_pairs(pairs: Tensor, clusters: Tensor, sound: Tensor) -> Tensor:
 def observe_all(
     start: Start, places: Sequence[int], own: Tensor, partners: Tensor, shares: Sequence[float], steps: int
 ) -> Tensor:
-    """Judge pairs of models for members that hold samples out.
-
-    Args:
-        start: What the simulation began with.
-        places: Of the C members.
-        own: The models that they follow, (C, P).
-        partners: The others, (C, P).
-        shares: How much these weigh in the averages.
-        steps: Personal steps.
-
-    Returns:
-        The excess and the optimism of each, (C, EXCESSES + 1).
-    """
+    """Judge pairs of models for C members, by their places, that hold samples out: those that they follow and others,
+    (C, P), which weigh `shares` in the averages. Returns the excess and the optimism of each, (C, EXCESSES + 1)."""
     judged = torch.empty(len(places), EXCESSES + 1, dtype=torch.float64)
     rows = max(1, 16 * PIECE_BYTES // (start.flat.size * own.element_size()))
     for begin in range(0, len(places), rows):

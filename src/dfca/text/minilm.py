@@ -42,14 +42,7 @@ _NAMES = {  # of the package's file -> ours
 
 
 def folder() -> Path:
-    """Find the model's files.
-
-    Returns:
-        The folder with model.safetensors and vocab.txt.
-
-    Raises:
-        ModelError: If the package is not installed.
-    """
+    """Find the folder with model.safetensors and vocab.txt. Raises ModelError if the package is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise ModelError(
@@ -60,11 +53,7 @@ def folder() -> Path:
 
 
 def weights() -> dict[str, Tensor]:
-    """Read the pretrained tensors.
-
-    Returns:
-        The tensors by the names of `TextClassifier`.
-    """
+    """Read the pretrained tensors, by the names of `TextClassifier`."""
     return {
         _renamed(name): tensor
         for name, tensor in load_file(folder() / "model.safetensors").items()
@@ -127,15 +116,8 @@ def vocabulary() -> dict[str, int]:
 
 
 def tokenise(text: str, length: int) -> list[int]:
-    """Turn a text into the numbers of its tokens, as BERT's uncased tokeniser does.
-
-    Args:
-        text: Any text; it is cut off where it is too long.
-        length: How many numbers to return.
-
-    Returns:
-        [CLS], the longest known pieces of each word, [SEP], and padding.
-    """
+    """Turn a text into `length` numbers of tokens, as BERT's uncased tokeniser does: [CLS], the longest known pieces of
+    each word, [SEP], and padding; it is cut off where it is too long."""
     known = vocabulary()
     plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
     pieces = [piece for word in re.findall(r"\w+|[^\w\s]", plain) for piece in _pieces(word, known)]

@@ -112,10 +112,7 @@ class StoredModels:
         return cls(path, facts, bool(facts.get("shared", shared)))
 
     def vector(self, client: int, cluster: int) -> Tensor:
-        """Read one model, (P,).
-
-        Raises ConfigError for a client or a cluster that is not there.
-        """
+        """Read one model, (P,). Raises ConfigError for a client or a cluster that is not there."""
         with safe_open(self.path, "pt") as file:
             names = set(file.keys())
             if "bank" in names:

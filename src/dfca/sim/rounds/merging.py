@@ -105,16 +105,10 @@ class SurveyRounds:
         return self.pending is None and self.schedule.is_due(now)
 
     def survey(self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int] = ()) -> int:
-        """Survey all clients after `now` rounds.
+        """Survey all clients after `now` rounds, and return how many numbers were sent.
 
-        Args:
-            banks: Of the members, (m, L, P).
-            assignments: What all clients follow, (N,).
-            now: The rounds that are done.
-            unfit: The clients whose loss has risen.
-
-        Returns:
-            How many numbers were sent.
+        banks (m, L, P): of the members; assignments (N,): what all clients follow; unfit: the clients whose loss has
+        risen.
         """
         plans, scalars, alone = [], 0, set[int]()
         heard = self._poll(assignments, unfit)
