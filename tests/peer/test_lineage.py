@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -277,6 +278,39 @@ def test_of_histories_that_part_inside_a_fold_the_one_with_more_votes_is_higher(
     later = extended(mine, by_election(0))
     assert (later > theirs) is higher
     assert later > mine
+
+
+def circle() -> tuple[Lineage, Lineage, Lineage]:
+    """Return three histories, each higher than the one before, the first higher than the last; only the second is
+    folded. Where two that are not folded part, more voters win; of one that is folded, all its votes count."""
+    began = history(0)
+    low, high = (
+        (*began, *(by_election(n)._replace(voters=first if n == 0 else later) for n in range(LONGEST - 2)))
+        for first, later in ((3, 1), (2, 5))
+    )
+    middle = began
+    for number in range(LONGEST - 1):
+        middle = extended(middle, by_election(number)._replace(voters=2))
+    return low, middle, high
+
+
+def is_higher(one: Lineage, other: Lineage) -> bool:
+    return aligned(one, other) > aligned(other, one)
+
+
+def test_histories_that_are_ordered_in_a_circle_agree_once_they_have_met_the_folded_one() -> None:
+    low, middle, high = circle()
+    assert is_higher(middle, low)
+    assert is_higher(high, middle)
+    assert is_higher(low, high)
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    for meetings in permutations(pairs):
+        held = [low, middle, high]
+        for i, j in [*meetings, *pairs]:  # i hears what j holds
+            mine = aligned(held[i], held[j])
+            held[i] = max(mine, aligned(held[j], mine))
+        assert held[0] == held[1] == held[2]
+        assert held[0] in (middle, aligned(high, middle))  # high where it was not given up for low before
 
 
 def test_a_lineage_with_another_first_election_is_not_folded() -> None:

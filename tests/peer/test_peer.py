@@ -15,7 +15,7 @@ from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.peer.peer import Peer
 from dfca.peer.pursuit import Pursuit
-from dfca.peer.records.lineage import Entry
+from dfca.peer.records.lineage import LONGEST, Entry, Lineage, extended
 from dfca.peer.records.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
@@ -90,6 +90,29 @@ def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
     assert peer.lineage == mine
     assert peer.bank is not None
     assert peer.bank.item() == 1.0
+
+
+def test_what_a_neighbour_said_before_a_fold_is_compared_after_it() -> None:
+    # Peer 1 has ended with a lower history. Then peer 2 shows a folded one: by all votes, that of peer 1 is the highest.
+    start = Entry(9, 0, 7, 0, 1, (0,))
+
+    def history(first: int, later: int, count: int) -> Lineage:
+        lineage: Lineage = (start,)
+        for number in range(count):
+            lineage = extended(lineage, Entry(later if number else first, number, 7, 0, number, (0,)))
+        return lineage
+
+    mine, told, folded = history(3, 1, LONGEST - 2), history(2, 5, LONGEST - 2), history(1, 1, LONGEST - 1)
+    options = PeerOptions(Rules(0, 2), (1, 2), 1, "elected", 9, 0, None, torch.float64)
+    bank = torch.ones(1, 1, dtype=torch.float64)
+    peer = Peer(options, lambda models: torch.zeros(models, 1), 1, Saved(VERSION, 0, 0, 3, mine, bank))
+    peer.begin(0.0)
+    for neighbour, lineage in ((1, told), (2, folded)):
+        assert not [message for _, message in peer.ready().messages if isinstance(message, BankRequest)]
+        peer.connected(neighbour, 0.0)
+        peer.receive(neighbour, Hello(0, 9, 1, lineage), 0.0)
+        peer.wake(0.0)
+    assert (1, BankRequest()) in peer.ready().messages
 
 
 def test_a_peer_returns_with_its_vote_and_need_not_warm_up_again() -> None:

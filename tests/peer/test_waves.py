@@ -147,6 +147,25 @@ def test_a_probe_that_is_refused_ends_no_other_wave_and_its_sender_is_not_waited
     assert claimed.key.attempt == 0
 
 
+@pytest.mark.parametrize("changes", [{"banned": {2}}, {"failed": {9: ROOT_STRIKES}}, {"joined": {9: MOST_WAVES}}])
+def test_a_parent_that_goes_over_to_a_wave_that_is_refused_is_waited_for_no_more(changes: dict[str, Any]) -> None:
+    wave = joined()
+    for name, value in changes.items():
+        setattr(wave, name, value)
+    wave.receive(2, Probe(key_of(9, 5), ()), 2.0)
+    assert (wave.parent, wave.key.root, wave.key.attempt) == (None, 1, 2)
+    assert sent(wave)[0] == (2, Refuse(key_of(9, 5)))
+
+
+def test_a_child_that_goes_over_to_a_wave_that_is_refused_is_counted_no_more() -> None:
+    wave = joined(failed={9: ROOT_STRIKES})
+    wave.receive(3, Count(key_of(2), 4, 4), 2.0)
+    wave.drain()
+    wave.receive(3, Probe(key_of(9, 5), ()), 3.0)
+    assert wave.kids == {}
+    assert sent(wave) == [(3, Refuse(key_of(9, 5))), (2, Count(key_of(2), 1, 0))]
+
+
 @pytest.mark.parametrize(("phase", "sender", "blamed"), [("stand", 3, True), ("stand", 2, False), ("bid", 3, False)])
 def test_a_candidate_that_begins_again_instead_of_standing_is_blamed(phase: Any, sender: int, blamed: bool) -> None:
     wave = joined()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dfca.peer.parts import Outbox, Part, PeerView, copy_of, is_silent
 from dfca.peer.pursuit import LOWER, Pursuit
-from dfca.peer.records.lineage import Lineage, clusters_of, opened_since
+from dfca.peer.records.lineage import Lineage, aligned, clusters_of, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined, Hello
 from dfca.peer.records.work import KEPT
 from dfca.peer.waves.election import Election
@@ -151,11 +151,14 @@ class Joiner(Part):
         self.highest = mine = _lineage_of(at)
         for n, known in at.links.items():
             hello = known.hello
-            if hello is None or (mine is not None and hello.lineage <= mine):
+            if hello is None:
+                continue
+            lineage = aligned(hello.lineage, mine or ())  # it may have been folded since
+            if mine is not None and lineage <= mine:
                 continue
             self.highest = None
             if self._can_serve(at, n, hello):
-                offer = (hello.lineage, hello.round, -n)
+                offer = (lineage, hello.round, -n)
                 best = offer if best is None else max(best, offer)
         return best
 

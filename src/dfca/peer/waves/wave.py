@@ -180,11 +180,10 @@ class Wave(ABC):
             far = probe.key.attempt > max(0, self.key.attempt) + MOST_AHEAD
             if far or sender in self.banned or not self._trusts(probe.key.root):
                 self._send(sender, Refuse(probe.key))
-                self.pending.discard(sender)
                 if probe.key.root == self.key.root and self.parent is not None and not self._trusts(self.key.root):
                     self._again(now)  # it has given up the wave that this peer is in
                 else:
-                    self._counted()
+                    self._without(sender, now)  # so has the sender: nothing of it is to come
             elif probe.key.decided < len(self.log):
                 self.begin(now, probe.key.attempt + 1)  # its root knows fewer turns
             else:
