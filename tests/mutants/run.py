@@ -7,10 +7,11 @@
 
 Tables are TOML files. A [[mutant]] replaces one text, which must occur once in its file. A [[functions]] entry is for
 all mutants that the operators below make of a file's functions, or of some (`names`). Both name the tests to run;
-`alive` says why a mutant that no test notices may stay. Each mutant is applied to a copy of the package, in a process
-of its own.
+`alive` says why a mutant that no test notices may stay. Mutants with the same tests share a process that has collected
+these; each is tried in a fork of it, whose functions get the changed code. One that cannot be put there, or that no
+test notices there, is tried again from the beginning, on a changed copy of the package.
 
-    killed   a test fails, or runs for longer than the limit
+    killed   a test fails, or takes too much time
     alive    no test fails: exit 1, unless the table gives a reason
     stale    its text is not in the source any more, or the reason is for a mutant that is killed: exit 1
 """
@@ -19,25 +20,30 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from compileall import compile_dir
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PRELOADED = ("pytest", "numpy", "torch", "torch.func", "networkx", "scipy.stats", "sklearn.datasets", "pydantic")
 """What tests import and no mutant changes: loaded once, before processes are forked."""
+WAITS = 10
+"""On a busy machine, or asleep, a process may take this many times the CPU time that it is given."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,7 @@ def _of_functions(package: Path, table: str, entry: dict[str, Any], usual: list[
 def prepare(folder: Path) -> Path:
     """Copy the package, compiled; return the copy."""
     package = folder / "src" / "dfca"
-    shutil.copytree(ROOT / "src" / "dfca", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "dfca", package)
     compile_dir(package, quiet=1)
     for name in PRELOADED:
         with suppress(ImportError):
@@ -229,25 +235,63 @@ def prepare(folder: Path) -> Path:
 
 
 def survives(mutant: Mutant, package: Path, limit_s: float, show: bool) -> bool:
-    """Run the tests of a mutant in a forked process; return whether all pass."""
+    """Run the tests of a mutant on a changed copy of the package; return whether all pass."""
     path = package / mutant.file
     before = path.read_text(encoding="utf-8")
     path.write_text(mutant.source, encoding="utf-8")
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
-    child = os.fork()
-    if child == 0:
-        code = _run_tests(mutant, package, show)
-        sys.stdout.flush()
-        os._exit(code)
+
+    def run() -> int:
+        _set_up(package, show)
+        return _pytest(mutant.tests)
+
     try:
-        return _wait(child, limit_s) == 0
+        return _in_fork(run, limit_s) == 0
     finally:
         path.write_text(before, encoding="utf-8")
 
 
-def _run_tests(mutant: Mutant, package: Path, show: bool) -> int:
-    os.setpgid(0, 0)
+def noticed(mutants: list[Mutant], package: Path, limit_s: float, show: bool) -> list[str]:
+    """Try mutants that have the same tests in forks of one process that has collected these.
+
+    Returns of every mutant "killed", "slow" for one that took too much time, or "" for one that is to be tried again;
+    nothing where the tests fail without any change.
+    """
+    reader, writer = os.pipe()
+
+    def serve() -> int:
+        _set_up(package, show)
+        with suppress(BaseException):
+            _pytest(mutants[0].tests, "--collect-only")
+        live = _functions_of(package)
+        gc.freeze()  # pytest collects garbage ten times: not what is here already
+        code = _in_fork(lambda: _pytest(mutants[0].tests), limit_s)
+        os.write(writer, b"%d\n" % code)
+        for mutant in mutants if code == 0 else ():
+            code = _in_fork(lambda m=mutant: _with_patch(m, package, live), limit_s)  # type: ignore[misc]
+            os.write(writer, b"%d\n" % code)
+        return 0
+
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os._exit(serve())
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        first, *codes = [int(line) for line in lines]
+    os.waitpid(child, 0)
+    verdicts = {0: "", UNPATCHED << 8: "", SLOW: "slow"}
+    return [verdicts.get(code, "killed") for code in codes] if first == 0 else []
+
+
+UNPATCHED = 99
+"""The exit code of a process whose functions could not get the changed code."""
+SLOW = -1
+"""The exit code of a process that took too much time."""
+
+
+def _set_up(package: Path, show: bool) -> None:
     os.chdir(ROOT)
     if not show:
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -257,28 +301,73 @@ def _run_tests(mutant: Mutant, package: Path, show: bool) -> int:
     sys.path[:0] = paths
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
-    try:
-        import pytest
-
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *mutant.tests]))
-    except BaseException as error:
-        print(repr(error))
-        return 1
 
 
-def _wait(child: int, limit_s: float) -> int:
-    """Wait for a process, and end it with its children where it takes too long."""
-    end = time.monotonic() + limit_s
+def _pytest(tests: Iterable[str], *more: str) -> int:
+    import pytest
+
+    return int(pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", *more, *tests]))
+
+
+def _functions_of(package: Path) -> dict[str, list[FunctionType]]:
+    """List the functions of the package that are loaded, by file."""
+    found: dict[str, list[FunctionType]] = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, FunctionType) and thing.__code__.co_filename.startswith(f"{package}{os.sep}"):
+            found.setdefault(thing.__code__.co_filename, []).append(thing)
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions below a piece of code, those in others after these."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part
+            yield from _codes(part)
+
+
+def _with_patch(mutant: Mutant, package: Path, live: dict[str, list[FunctionType]]) -> int:
+    """Give the functions that a mutant changes its code, and run its tests."""
+    path = str(package / mutant.file)
+    before = compile((package / mutant.file).read_text(encoding="utf-8"), path, "exec")
+    after = compile(mutant.source, path, "exec")
+    old, new = list(_codes(before)), list(_codes(after))
+    changed = [(one, other) for one, other in zip(old, new, strict=False) if one != other]
+    patched = 0
+    for function in live.get(path, ()) if len(old) == len(new) else ():
+        for one, other in changed:
+            if function.__code__ == one and function.__code__.co_freevars == other.co_freevars:
+                function.__code__ = other
+                patched += 1
+    return _pytest(mutant.tests) if patched else UNPATCHED
+
+
+def _in_fork(call: Callable[[], int], limit_s: float) -> int:
+    """Call a function in a process of its own, which may use this much CPU time; return how it ended."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (round(limit_s), round(limit_s) + 1))
+            code = call()
+        except BaseException as error:
+            print(repr(error))
+        sys.stdout.flush()
+        os._exit(code)
+    end = time.monotonic() + WAITS * limit_s
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status
+            slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+            return SLOW if slow else status
         if time.monotonic() > end:
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return -1
-        time.sleep(0.02)
+            return SLOW
+        time.sleep(0.005)
 
 
 def main() -> int:
@@ -289,7 +378,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="show what pytest says")
     parser.add_argument("--survey", metavar="FILE", help="all mutants of one file below src/dfca; words: its functions")
     parser.add_argument("--tests", nargs="*", default=[], help="with --survey: the tests to run")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a mutant counts as killed")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of CPU time that a mutant's tests may take")
     options = parser.parse_args()
     package = ROOT / "src" / "dfca"
     if options.survey:
@@ -307,26 +396,32 @@ def main() -> int:
 
 
 def _try_all(mutants: list[Mutant], limit_s: float, show: bool) -> int:
-    counts = {"killed": 0, "alive": 0, "alive with a reason": 0, "stale": 0}
+    counts = {"killed": 0, "killed by the limit": 0, "alive": 0, "alive with a reason": 0, "stale": 0}
     began = time.monotonic()
+
+    def note(mutant: Mutant, verdict: str) -> None:
+        counts[verdict] += 1
+        if verdict in ("alive", "stale") or show:
+            print(f"{verdict}: {mutant.file}: {mutant.name}", flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         package = prepare(Path(folder))
-        for tests in sorted({mutant.tests for mutant in mutants if mutant.source}):
-            some = next(mutant for mutant in mutants if mutant.tests == tests and mutant.source)
-            unchanged = replace(some, source=(package / some.file).read_text(encoding="utf-8"))
-            if not survives(unchanged, package, limit_s, show):
+        for tests in dict.fromkeys(mutant.tests for mutant in mutants):
+            some = [mutant for mutant in mutants if mutant.tests == tests and mutant.source]
+            verdicts = noticed(some, package, limit_s, show) if some else []
+            if some and not verdicts:
                 print(f"error: these tests fail without any change: {' '.join(tests)}")
                 return 2
+            for mutant, verdict in zip(some, verdicts, strict=True):
+                if not verdict and survives(mutant, package, limit_s, show):
+                    note(mutant, "alive with a reason" if mutant.alive else "alive")
+                elif mutant.alive:
+                    note(mutant, "stale")
+                else:
+                    note(mutant, "killed by the limit" if verdict == "slow" else "killed")
         for mutant in mutants:
             if not mutant.source:
-                verdict = "stale"
-            elif survives(mutant, package, limit_s, show):
-                verdict = "alive with a reason" if mutant.alive else "alive"
-            else:
-                verdict = "stale" if mutant.alive else "killed"
-            counts[verdict] += 1
-            if verdict in ("alive", "stale") or show:
-                print(f"{verdict}: {mutant.file}: {mutant.name}", flush=True)
+                note(mutant, "stale")
     print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()) + f" in {time.monotonic() - began:.0f} s")
     return int(counts["alive"] + counts["stale"] > 0)
 
