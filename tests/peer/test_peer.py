@@ -93,7 +93,7 @@ def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
 
 
 def test_what_a_neighbour_said_before_a_fold_is_compared_after_it() -> None:
-    # Peer 1 has ended with a lower history. Then peer 2 shows a folded one: by all votes, that of peer 1 is the highest.
+    # Peer 1 said a lower history. Then peer 2 says a folded one: with all votes counted, that of peer 1 is the highest.
     start = Entry(9, 0, 7, 0, 1, (0,))
 
     def history(first: int, later: int, count: int) -> Lineage:
