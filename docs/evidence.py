@@ -79,10 +79,19 @@ def paper() -> str:
 
 
 def beside() -> str:
-    """Put the measured cells beside the published ones, for README."""
-    head = ["table", "data", "algorithm", "published %", "measured %", "difference", "clients"]
-    lines = [cells[:-1] for row in PAPER for cells in _cells(row) if cells[4] != NOT_YET]
-    return table(head, lines)
+    """Put the measured cells beside the published ones, for README: a row per experiment."""
+    experiments: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for row in PAPER:
+        for number, data, name, theirs, mine, _, clients, _ in _cells(row):
+            if mine != NOT_YET:
+                experiments.setdefault((number, data), {})[name] = (f"{mine} ({theirs})", clients)
+    names = list(dict.fromkeys(name for cells in experiments.values() for name in cells))
+    lines = [
+        [*key, ", ".join(dict.fromkeys(clients for _, clients in cells.values()))]
+        + [cells[name][0] if name in cells else DASH for name in names]
+        for key, cells in experiments.items()
+    ]
+    return table(["table", "data", "clients", *(f"{name} %" for name in names)], lines)
 
 
 def _cells(row: PaperRow) -> Iterator[list[str]]:

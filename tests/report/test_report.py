@@ -184,6 +184,13 @@ def test_notes_name_differences_beyond_chance_diverged_runs_and_momentum() -> No
     assert "| dfedavgm ‡ |" in formats.markdown(report_of(COMPARED))
 
 
+def test_a_page_says_once_what_is_beyond_chance_and_what_the_dagger_means(tmp_path: Path) -> None:
+    report = RunReport.of(replace(report_of(COMPARED).run, folder=tmp_path))
+    text = write_report(report).read_text()
+    assert text.count("worse than dfca-auto: ifca") == 1
+    assert text.count("the interval does not contain 0") == 1
+
+
 def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
     facts = {"name": "RMSE", "key": "rmse", "higher_is_better": False, "percent": False}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,16 @@ def test_the_page_has_every_picture_and_so_has_the_folder(virtual_folder: Path) 
         text = path.read_text()
         assert "currentColor" not in text
         assert 'xmlns="http://www.w3.org/2000/svg"' in text
+
+
+def test_the_page_of_a_sweep_is_short_and_begins_with_the_best(virtual_folder: Path) -> None:
+    page = (virtual_folder / "report.html").read_text()
+    (short,) = re.findall(r'<ul class="findings">(.*?)</ul>', page, re.DOTALL)
+    lines = re.findall(r"<li>(.*?)</li>", short, re.DOTALL)
+    assert len(lines) <= 4, "no line for each variant"
+    (best,) = (line for line in lines if line.startswith("Best in the end at world.compute.slowdown = 5: <b>"))
+    assert "; worst: " in best
+    assert page.count("<figure") <= 16
 
 
 def test_a_page_of_one_point(virtual_point_folder: Path) -> None:

@@ -13,6 +13,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+import tqdm.auto
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -213,6 +214,20 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().err
     assert "4/4" in shown
     assert "dfca-gi" in shown
+    assert "dfca-gi: start" in shown, "before a start has taken its time"
+
+
+def test_the_bar_is_the_one_of_notebooks_where_there_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Bar(tqdm.std.tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            made.append(options)
+            super().__init__(*arguments, **options, disable=True)
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    quick("local", progress=True)
+    assert [options["total"] for options in made] == [2]
 
 
 def test_a_result_can_be_pickled() -> None:
@@ -413,6 +428,9 @@ def test_results_are_drawn_and_written_for_a_paper(tmp_path: Path) -> None:
     text = comparison.to_latex(["accuracy"], caption="Ours", names="paper")
     assert text.startswith("\\begin{table}[t]")
     assert "DFCA-GI & " in text
+    blind = dfca.simulate(make_toy_model, (ROWS, LABELS, OWNER), "local", rounds=1)
+    with pytest.raises(ConfigError, match='no row has a value for the column "right-cluster"; those of clusters need'):
+        blind.to_latex(["accuracy", "right-cluster"])
     alone = comparison["local"].to_latex()
     assert "local & " in alone
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,15 +324,20 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert summary["runs"][0]["seconds"] == 3 + 1 + 4
 
 
+def be_interrupted() -> None:
+    """Send SIGINT to this process, and then take a minute."""
+    signal.raise_signal(signal.SIGINT)
+    for _ in range(6000):
+        time.sleep(0.01)
+
+
 def stuck_from(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make that round send SIGINT to this process, and then take a minute."""
     real = Simulation.step
 
     def step(self: Simulation) -> Any:
         if self.round == round:
-            signal.raise_signal(signal.SIGINT)
-            for _ in range(6000):
-                time.sleep(0.01)
+            be_interrupted()
         return real(self)
 
     monkeypatch.setattr(Simulation, "step", step)
@@ -379,6 +385,40 @@ def test_an_interrupted_simulation_returns_what_it_has(monkeypatch: pytest.Monke
     stuck_from(0, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="before the first evaluation"):
         dfca.simulate(make_toy_model, make_toy_split(), "dfca-gi", **options)
+
+
+@pytest.mark.parametrize("where", ["the start", "the data", "the callback"])
+def test_an_interrupted_comparison_keeps_what_it_has(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = Simulation.__init__, []
+
+    def start(self: Simulation, setting: Any, *others: Any) -> None:
+        if (where, setting.algorithm.name, setting.seed) == ("the start", "local", 1):
+            be_interrupted()
+        real(self, setting, *others)
+
+    def data(seed: int) -> Any:
+        if (where, seed) == ("the data", 2):
+            be_interrupted()
+        return make_toy_split(seed=seed)
+
+    def callback(record: dict[str, Any]) -> None:
+        seen.append(record["seed"])
+        if where == "the callback" and seen.count(1) == 3:
+            be_interrupted()
+
+    monkeypatch.setattr(Simulation, "__init__", start)
+    began = time.monotonic()
+    options: dict[str, Any] = {"rounds": 2, "clusters": 2, "topology": "ring", "callback": callback}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DfcaWarning)
+        made = dfca.simulate(make_toy_model, data, ["dfca-gi", "local"], seed=[0, 1, 2], **options)
+    assert time.monotonic() - began < 20
+    pairs = [(result.algorithm, result.seed) for result in made]
+    lacks = [("local", 1)] if where == "the start" else []
+    assert pairs == [pair for pair in [("dfca-gi", 0), ("local", 0), ("dfca-gi", 1), ("local", 1)] if pair not in lacks]
+    told = {"the start": "no result of local, seed 1", "the callback": "local, seed 1, ends after round 1"}.get(where)
+    assert repr(made).endswith(f"interrupted: {told}") if told else "interrupted" not in repr(made)
+    assert "local & " in made.to_latex(["accuracy"])
 
 
 def test_the_start_of_a_trial_has_a_bar(tmp_path: Path) -> None:

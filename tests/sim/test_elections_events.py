@@ -52,6 +52,22 @@ def test_with_a_given_number_of_clusters_dfca_auto_starts_as_dfca_fi_does() -> N
     assert torch.equal(made[0].banks, made[1].banks)
 
 
+def test_where_k_is_not_given_a_start_of_dfca_auto_costs_at_most_twice_that_of_dfca_fi() -> None:
+    passed = [0]
+
+    class Counting(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            passed[0] += len(x)
+            return super().forward(x)
+
+    costs = []
+    for name in ("dfca-fi", "dfca-auto"):
+        passed[0] = 0
+        Simulation(make_toy_setting(name, clusters=None, make_model=lambda: Counting(4, 3), engine="loop"))
+        costs.append(passed[0])
+    assert 0 < costs[1] <= 2 * costs[0]
+
+
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.

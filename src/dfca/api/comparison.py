@@ -118,12 +118,28 @@ class Comparison(Shown):
 
     def __repr__(self) -> str:
         tables = printed(self._report)
-        return "\n".join([*map(as_text, tables), *notes(self._report, tables)])
+        return "\n".join([*map(as_text, tables), *notes(self._report, tables), *self._interrupted()])
 
     def _repr_html_(self) -> str:
         seeds, tables = len(self.seeds), printed(self._report)
         title = f"{len(self.algorithms)} algorithms, {seeds} seed{'' if seeds == 1 else 's'}"
-        return as_html(title, tables, notes(self._report, tables))
+        return as_html(title, tables, [*notes(self._report, tables), *self._interrupted()])
+
+    def _interrupted(self) -> list[str]:
+        """Say what an interrupted call lacks."""
+        there = {(result.algorithm, result.seed) for result in self.results}
+        ended = [
+            f"{result.algorithm}, seed {result.seed}, ends after round {result.evaluations[-1].round}"
+            for result in self.results
+            if result.partial
+        ]
+        absent = [
+            f"no result of {name}, seed {seed}"
+            for seed in self.seeds
+            for name in self.algorithms
+            if (name, seed) not in there
+        ]
+        return [f"interrupted: {'; '.join([*ended, *absent])}"] if ended or absent else []
 
     def _measures(self) -> list[str]:
         key = self.results[0].evaluations.metric

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Unpack, overload
 
 from torch import nn
@@ -218,17 +218,20 @@ def simulate(
     plans = [check_numbers(seed=one, **numbers) for one in seeds]
     augment = plans[0].local().augment
     build = make_starts(model, start_from, None if augment is None else augment.crop)
-    with _bar(progress, len(chosen) * len(seeds) * plans[0].rounds) as advance, StopSignal() as stop:
+    bar = _bar(progress, len(chosen) * len(seeds) * plans[0].rounds)
+    # The first Ctrl-C ends what is under way, wherever it is, and keeps the results; a second one raises.
+    with bar as advance, StopSignal() as stop, suppress(Interrupted), stop.deferred():
         for plan in plans:
-            split = split_from(_of_seed(data, plan.seed), seed=plan.seed, task=task)
-            options["task"] = choose_task(split.task, task, loss, metric)
-            graph = to_graph(topology, split.train.clients, plan.seed)
+            with stop.abandonable():
+                split = split_from(_of_seed(data, plan.seed), seed=plan.seed, task=task)
+                options["task"] = choose_task(split.task, task, loss, metric)
+                graph = to_graph(topology, split.train.clients, plan.seed)
             for record in chosen:
-                if stop.requested:
-                    break
                 setting = _setting(plan, split, graph, build, record, options)
                 result = _run(setting, world, clock, callback, advance, stop)
                 results += [] if result is None else [result]
+                if stop.requested:
+                    raise Interrupted
     if not results:
         raise KeyboardInterrupt("interrupted before the first evaluation; evaluate_every=1 evaluates every round")
     return Comparison(results) if several else results[0]
@@ -262,12 +265,15 @@ def _run(
     advance: Callable[[int, str], None],
     stop: StopSignal,
 ) -> Result | None:
-    """Step to the end, or until the user interrupts it; None where nothing was evaluated until then."""
+    """Step to the end, or until the user interrupts it; None where nothing was evaluated until then.
+
+    Raises Interrupted in the start.
+    """
     simulation: Simulation | EventSimulation
     metric = setting.learns.metric
     advance(0, f"{setting.algorithm.name}: start")
     goal = to_clock(clock)
-    with explain_batch_norm():
+    with explain_batch_norm(), stop.abandonable():
         if world is None:
             simulation = Simulation(setting)
         else:
@@ -278,7 +284,7 @@ def _run(
     _warn(simulation.notes, warned)
     while not simulation.done and not stop.requested:
         try:
-            with stop.deferred(), explain_batch_norm(), stop.abandonable():
+            with explain_batch_norm(), stop.abandonable():
                 row = simulation.step()
         except Interrupted:
             break
@@ -287,7 +293,11 @@ def _run(
         if row is not None:
             metrics.append(row)
             if callback is not None:
-                callback({"algorithm": name, "seed": setting.seed, **row})
+                try:
+                    with stop.abandonable():
+                        callback({"algorithm": name, "seed": setting.seed, **row})
+                except Interrupted:
+                    break
     notes = [*simulation.notes, *notes_of_scores(metric, metrics[-1].score if metrics else None, goal.target)]
     if partial := not simulation.done:
         notes.append(
@@ -368,7 +378,7 @@ def _bar(wanted: bool, rounds: int) -> Iterator[Callable[[int, str], None]]:
     with tqdm(total=rounds, unit="round") as bar:
 
         def advance(rounds: int, name: str) -> None:
-            bar.set_description_str(name, refresh=False)
+            bar.set_description_str(name, refresh=not rounds)  # a start is seen before it has taken its time
             bar.update(rounds)
 
         yield advance

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from dfca.base.errors import unknown
+from dfca.base.errors import ConfigError, unknown
 from dfca.report.paper.connectivity import connectivity_tables
 from dfca.report.paper.theory import theory_notes, theory_tables
 from dfca.report.rows import RunReport
-from dfca.report.tables import DISPENSABLE, TextTable, names_column, notes, result_tables
+from dfca.report.tables import DISPENSABLE, TextTable, empty_columns, names_column, notes, result_tables
 from dfca.report.virtual.tables import virtual_tables
 from dfca.report.wording import one_line, slug
 from dfca.runs.store.metric import DASH
@@ -45,10 +45,10 @@ def all_tables(report: RunReport, width: int | None = None, options: TableOption
         *virtual_tables(run, width),
         *connectivity_tables(run),
     ]
-    return _chosen(tables, options.columns) if options.columns else tables
+    return _chosen(tables, options.columns, empty_columns(report)) if options.columns else tables
 
 
-def _chosen(tables: Sequence[TextTable], names: Sequence[str]) -> list[TextTable]:
+def _chosen(tables: Sequence[TextTable], names: Sequence[str], empty: Sequence[str]) -> list[TextTable]:
     """Keep the columns of these names and, where a table has a measure as its title, the tables of these names."""
     made = []
     for table in tables:
@@ -59,6 +59,8 @@ def _chosen(tables: Sequence[TextTable], names: Sequence[str]) -> list[TextTable
     shown = [title for table in made for title in (*table.columns, table.title)]
     for name in names:
         if not any(names_column(name, title) for title in shown):
+            if any(names_column(name, title) for title in empty):
+                raise ConfigError(f'no row has a value for the column "{name}"; those of clusters need the true ones')
             known = {one_line(title) for table in tables for title in table.columns} | {t.title for t in tables}
             raise unknown("column", name, sorted(known - {""}))
     return made

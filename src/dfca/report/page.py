@@ -277,14 +277,14 @@ def _virtual(run: Run) -> Values:
     drawn = {section: _pictures(made) for section, made in drawings.items()}
     names = [drawing.name for made in drawings.values() for drawing in made]
     svgs = [str(picture.svg) for made in drawn.values() for picture in made]
-    finals: dict[tuple[str, str], list[str]] = {}
+    finals: list[tuple[float, float, str]] = []  # the score of a variant at the last value of the axis, at the first
     for name in variants(rows, axis) if axis.key else ():
-        ends = [
+        last, first = (
             MeanStd.of(trial.score for trial in rows_of(rows, axis, value, name)).mean
-            for value in (axis.values[0], axis.values[-1])
-        ]
-        if None not in ends:
-            finals.setdefault((metric.write(ends[0]), metric.write(ends[1])), []).append(name)
+            for value in (axis.values[-1], axis.values[0])
+        )
+        if last is not None and first is not None:
+            finals.append((last, first, name))
     return {
         "template": "virtual.html",
         "metric": metric,
@@ -292,7 +292,7 @@ def _virtual(run: Run) -> Values:
         "first": axis.values[0],
         "last": axis.values[-1],
         "sooner": _sooner(results),
-        "finals": finals,
+        "finals": sorted(finals, key=lambda final: final[0], reverse=metric.higher_is_better),
         "drawn": drawn,
         "files": dict(zip(names, svgs, strict=True)),
     }

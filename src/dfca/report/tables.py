@@ -130,6 +130,13 @@ def result_tables(report: RunReport, width: int | None = None) -> list[TextTable
     ]
 
 
+def empty_columns(report: RunReport) -> list[str]:
+    """Name the columns that are left out because no row has a value for them."""
+    rows = report.rows
+    columns = _columns(rows, (), report.run.swept)
+    return ["all clusters found", *(one_line(column.title) for column in columns if not _tells(column, rows))]
+
+
 def notes(report: RunReport, tables: Sequence[TextTable] | None = None) -> list[str]:
     """Return what the reader of the tables must know, line by line; None: of all tables of results."""
     rows, run = report.rows, report.run
@@ -199,11 +206,7 @@ def _crossing(row: AlgorithmRow | None, column: Column) -> TableCell:
 
 def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> TextTable:
     """Make a table of one line per row; what a line shares with the one above is not repeated."""
-    columns = [
-        column
-        for column in _columns(rows, keys, swept)
-        if column.always or any(column.write(row) != DASH for row in rows)
-    ]
+    columns = [column for column in _columns(rows, keys, swept) if _tells(column, rows)]
     body: list[list[TableCell]] = []
     before = None
     for row in rows:
@@ -214,6 +217,10 @@ def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> T
         body.append(line)
     partial = [row.partial for row in rows]
     return TextTable("", [column.title for column in columns], [column.words for column in columns], body, partial)
+
+
+def _tells(column: Column, rows: Sequence[AlgorithmRow]) -> bool:
+    return column.always or any(column.write(row) != DASH for row in rows)
 
 
 def _columns(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> list[Column]:
