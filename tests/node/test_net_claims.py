@@ -12,8 +12,7 @@ from net_world import FAST, SIZE, SWARM, make_device, until, world
 
 from dfca.core.state import Message
 from dfca.node.net import transport
-from dfca.node.net.alarms import is_told_by, signed
-from dfca.node.net.claims import find_lie
+from dfca.node.net.claims import find_lie, is_told_by, signed
 from dfca.node.net.gossip import SPREAD_S
 from dfca.node.net.options import Swarm
 from dfca.node.trust.identity import Identity

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfca.node.net.limits import Bucket, Penalties, Refusals
-from dfca.node.net.links.queue import FrameQueue, Overflow
+from dfca.node.net.links.link import FrameQueue, Overflow
 from dfca.node.net.local import LinkTraffic
 from dfca.node.net.transfer.chunks import read_chunk, write_chunk
 from dfca.node.net.transfer.offers import ModelOffer, Offers

@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 from dfca.base.errors import ConfigError
 from dfca.core.state import Message
 from dfca.node.addresses import join_address, split_address
-from dfca.node.net.links.deadlines import Backoff, Deadline
-from dfca.node.net.links.detector import BACK_S, FORGET_S, MOST_DOUBLED, Detector, FalseAlarms, SteadyClock
 from dfca.node.net.links.link import NetLink
+from dfca.node.net.links.timing import (
+    BACK_S,
+    FORGET_S,
+    MOST_DOUBLED,
+    Backoff,
+    Deadline,
+    Detector,
+    FalseAlarms,
+    SteadyClock,
+)
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.offers import ModelOffer
 from dfca.node.net.transfer.sender import KEEP_UPDATE_S, Sender

@@ -126,7 +126,8 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         second.stop()
         ended = await asyncio.to_thread(stop_node, a)
         assert (ended["name"], ended["round"]) == ("kitchen", (last_save(a / STATE) or {})["round"])
-        NodeFolder.load(a).lock().release()
+        with NodeFolder.load(a).lock():
+            pass
         await running
         with suppress(ConfigError):  # on a busy machine it hears of its removal before it stops
             await also
@@ -152,7 +153,8 @@ def test_a_port_in_use_is_said_in_a_sentence_and_nothing_is_left_open(tmp_path: 
     assert checks["port"].outcome == "failure"
     assert "set another port in node.toml" in checks["port"].cure
     assert not (folder.path / "control.json").exists()
-    folder.lock().release()
+    with folder.lock():
+        pass
 
 
 def test_a_device_that_does_not_belong_any_more_is_told_so(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import BinaryIO, cast
 
 from dfca.node.disk.disk import FileStatus
@@ -82,9 +81,9 @@ class FaultyDisk:
             if path.is_relative_to(folder) and path.name.startswith(".") and path.name.endswith(".tmp"):
                 self.remove(path)
 
-    def lock(self, path: Path) -> NoLock:
+    def lock(self, path: Path) -> AbstractContextManager[object]:
         self.refuse(path)
-        return NoLock()
+        return nullcontext()
 
     def make_folder(self, path: Path) -> None:
         self.folders |= {path, *path.parents}
@@ -146,16 +145,3 @@ class GrowingFile:
 
     def close(self) -> None:
         """Nothing is flushed."""
-
-
-class NoLock:
-    """The lock of a folder that one process uses."""
-
-    def release(self) -> None:
-        """There is nothing to give back."""
-
-    def __enter__(self) -> NoLock:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """There is nothing to give back."""

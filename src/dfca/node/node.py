@@ -15,15 +15,17 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dfca.node.disk.saving import SaveThenSend, Store
+from dfca.node.disk.record import Recorder
+from dfca.node.disk.saving import SaveThenSend
+from dfca.node.disk.store import DiskStore
 from dfca.node.surroundings import start_threads
 from dfca.node.transport import Transport
 from dfca.node.work.guard import ModelGuard
 from dfca.node.work.pace import Idling, Pace
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
-from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
-from dfca.peer.state import Saved, State
+from dfca.peer.records.work import LONG, Draw, Job, Note, Rest, Train
+from dfca.peer.state import State
 
 MOST_EARLY = 2000  # inputs that are kept for a peer that has not begun
 
@@ -36,16 +38,6 @@ class JobRunner(Protocol):
 
     def slices(self, job: Job) -> Iterator[Any]:
         """Do a job piece by piece; the last one yields its result."""
-
-
-class InputRecorder(Protocol):
-    """Records the inputs and outputs of a peer: `node.disk.record.Recorder`."""
-
-    def input(self, now: float, kind: str, *values: Any) -> None:
-        """Record an input."""
-
-    def output(self, ready: Ready, saved: Saved | None) -> None:
-        """Record what the peer returned after the last input."""
 
 
 class Node:
@@ -61,7 +53,7 @@ class Node:
         machine: Machine,
         work: JobRunner,
         transport: Transport,
-        store: Store | None = None,
+        store: DiskStore | None = None,
         duration: Callable[[Job], float] | None = None,
         note: Callable[[Note], None] = lambda note: None,
         pace: Pace | None = None,
@@ -73,7 +65,7 @@ class Node:
         self._executor: Executor | None = None if duration else threads("work", 1)
         self._disk: Executor | None = None if duration or store is None else threads("disk", 1)
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
-        self.record: InputRecorder | None = None
+        self.record: Recorder | None = None
         self.guard: ModelGuard | None = None  # scores models of neighbours that are watched
         self.linked: set[int] = set()  # the neighbours in reach, also while the peer has not begun
         self._met: set[int] = set()  # neighbours that have been in reach

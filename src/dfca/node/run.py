@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfca.node.disk.folder import NodeFolder
-from dfca.node.service import Service, ServiceOptions, ServiceTransport
+from dfca.node.service import Service, ServiceOptions
 
 if TYPE_CHECKING:
     from dfca.node.net.links.wire import Wire
+    from dfca.node.net.transport import GrpcTransport
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORK_THREADS = ("work", "disk")
@@ -73,7 +74,7 @@ def _wait_for_end(pipe: int, loop: asyncio.AbstractEventLoop, stop: Callable[[],
         loop.call_soon_threadsafe(stop)
 
 
-def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any) -> ServiceTransport:
+def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any) -> GrpcTransport:
     """Make the transport of a node from its settings and the swarm's facts.
 
     wire: None for gRPC. changes: other fields of `NetOptions`.

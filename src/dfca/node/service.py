@@ -14,12 +14,12 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -47,7 +47,6 @@ from dfca.node.operate.status import (
 )
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import evaluate
-from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.guard import ModelGuard
 from dfca.node.work.local_work import LocalWork, WorkSamples, give_back_memory
@@ -55,6 +54,9 @@ from dfca.node.work.pace import Idling, Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import Note
+
+if TYPE_CHECKING:
+    from dfca.node.net.transport import GrpcTransport
 
 TICK_S = 1.0
 STATUS_S = 15.0
@@ -66,28 +68,6 @@ END_S = 4.0  # how long the end may wait for the disk; the process ends within 1
 
 
 COMMANDS = ("status", "members", "stop", "invite", "joined", "remove", "block")  # served by the methods `_on_...`
-
-
-class ServiceTransport(Transport, Protocol):
-    """A transport that starts and stops by itself: `node.net.transport.GrpcTransport`."""
-
-    on_neighbours: Callable[[tuple[int, ...]], None]
-    on_devices: Callable[[int], None]
-    reference_norm: Callable[[], float | None]
-    summarise: Callable[[], str]
-
-    async def start(self) -> str:
-        """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
-
-    async def stop(self) -> None:
-        """End everything."""
-
-    def status(self) -> dict[str, Any]:
-        """Describe the links: "refused" by reason, "neighbours" by device ID (also wanted ones), "bytes_in" and
-        "bytes_out" of all links since the start, "silent_s" by device ID."""
-
-    def block(self, members: Collection[str], seconds: float) -> None:
-        """Have no links with some members, by device ID, for some seconds."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +90,7 @@ class Service:
         self,
         folder: NodeFolder,
         options: ServiceOptions,
-        make_transport: Callable[[NodeFolder], ServiceTransport],
+        make_transport: Callable[[NodeFolder], GrpcTransport],
         build_work: Callable[[NodeFolder], LocalWork] | None = None,
     ) -> None:
         self.folder, self.options, self._make_transport = folder, options, make_transport
@@ -141,20 +121,19 @@ class Service:
         self.store: DiskStore
         self.node: Node
         self.work: LocalWork
-        self.transport: ServiceTransport
+        self.transport: GrpcTransport
 
     # The life of a node.
 
     async def run(self) -> None:
         """Run until `stop`. Raises DfcaError if it cannot start or continue; everything is closed then."""
         self._stop = asyncio.Event()
-        lock = self.folder.lock()
-        try:
-            await self._open()
-            await self._serve()
-        finally:
-            await self._close()
-            lock.release()
+        with self.folder.lock():
+            try:
+                await self._open()
+                await self._serve()
+            finally:
+                await self._close()
 
     def stop(self) -> None:
         """End soon: abandon the round in progress, save everything else."""

@@ -31,7 +31,7 @@ from dfca.node.disk.folder import ROSTER, NodeFolder
 from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
 from dfca.node.memory import VirtualTimeLoop
-from dfca.node.net.links.detector import BACK_S
+from dfca.node.net.links.timing import BACK_S
 from dfca.node.operate.logs import Log
 from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions

@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from filelock import FileLock
 
@@ -18,16 +18,6 @@ class FileStatus(NamedTuple):
 
     size: int
     changed: float  # seconds since 1970
-
-
-class HeldLock(Protocol):
-    """A lock that is held."""
-
-    def release(self) -> None:
-        """Give it back."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *error: Any) -> None: ...
 
 
 class Disk(Protocol):
@@ -66,8 +56,8 @@ class Disk(Protocol):
     def remove_leftovers(self, folder: Path) -> None:
         """Delete the temporary files of a process that was killed, in a folder and below."""
 
-    def lock(self, path: Path) -> HeldLock:
-        """Take a lock that no other process has. Raises filelock.Timeout if one has it."""
+    def lock(self, path: Path) -> AbstractContextManager[object]:
+        """Take a lock that no other process has, until the end of a block. Raises filelock.Timeout if one has it."""
 
 
 class SystemDisk:
@@ -108,10 +98,8 @@ class SystemDisk:
     def remove_leftovers(self, folder: Path) -> None:
         remove_leftovers(folder)
 
-    def lock(self, path: Path) -> HeldLock:
-        lock = FileLock(path)
-        lock.acquire(timeout=0)
-        return lock
+    def lock(self, path: Path) -> AbstractContextManager[object]:
+        return FileLock(path).acquire(timeout=0)
 
 
 SYSTEM_DISK = SystemDisk()

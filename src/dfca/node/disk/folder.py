@@ -10,6 +10,7 @@ node.log                   what it did                   lock          held whil
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,6 @@ from filelock import Timeout
 
 from dfca.base.errors import ConfigError, DataError, RunError
 from dfca.base.files import atomic_write, read_small
-from dfca.node.disk.disk import HeldLock
 from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
 from dfca.node.operate.control import LOCK
@@ -108,8 +108,8 @@ class NodeFolder:
         if self.roster.changed:
             self.roster.save(self.path / ROSTER, self.around.disk)
 
-    def lock(self) -> HeldLock:
-        """Take the folder for this process. Raises RunError if another one has it."""
+    def lock(self) -> AbstractContextManager[object]:
+        """Take the folder for this process, until the end of a block. Raises RunError if another one has it."""
         try:
             lock = self.around.disk.lock(self.path / LOCK)
         except Timeout:

@@ -11,9 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any
 
-from dfca.node.disk.store import CannotSave
+from dfca.node.disk.store import CannotSave, DiskStore
 from dfca.peer.records.messages import Update
 from dfca.peer.state import Saved
 
@@ -22,19 +22,12 @@ KEPT_UPDATES = 2  # waiting updates per cluster and neighbour: under `batch` a n
 MOST_HELD = 4096  # messages that wait for the disk; more are lost, and the neighbours' deadlines take over
 
 
-class Store(Protocol):
-    """Keeps saves: `node.disk.store.DiskStore`."""
-
-    def save(self, saved: Saved) -> None:
-        """Keep a save; it is durable when this returns. Raises CannotSave."""
-
-
 class SaveThenSend:
     """Saves states and sends messages, in this order. executor: where saves run; None: inline, for virtual time."""
 
     def __init__(
         self,
-        store: Store | None,
+        store: DiskStore | None,
         send: Callable[[int, Any], None],
         executor: Executor | None,
         retry_s: float = RETRY_S,

@@ -42,7 +42,7 @@ class LinkTraffic:
 
 @dataclass(frozen=True)
 class Local:
-    """This node: its identity, roster, options and counters. now: its steady clock (`detector`)."""
+    """This node: its identity, roster, options and counters. now: its steady clock (`timing`)."""
 
     identity: Identity
     roster: Roster

@@ -21,16 +21,15 @@ import torch
 
 from dfca.base.errors import ConfigError
 from dfca.node.addresses import join_address
-from dfca.node.net.alarms import is_told_by, signed
-from dfca.node.net.claims import find_lie
+from dfca.node.net.claims import find_lie, is_told_by, signed
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import SwarmGraph
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links.detector import FalseAlarms, SteadyClock
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.grpc_wire import GrpcWire
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
 from dfca.node.net.links.neighbours import Neighbours
+from dfca.node.net.links.timing import FalseAlarms, SteadyClock
 from dfca.node.net.links.wire import Wire
 from dfca.node.net.local import LinkTraffic, Local
 from dfca.node.net.options import NetOptions, Swarm

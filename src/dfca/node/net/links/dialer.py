@@ -12,9 +12,9 @@ import random
 from contextlib import suppress
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.deadlines import Backoff
 from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, read_frame, write_frame
 from dfca.node.net.links.neighbours import Neighbours
+from dfca.node.net.links.timing import Backoff
 from dfca.node.net.links.wire import Connection
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import expired_on

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links.detector import Detector, Estimate
 from dfca.node.net.links.parts import Incoming, Outgoing
-from dfca.node.net.links.queue import FrameQueue, Overflow
+from dfca.node.net.links.timing import Detector, Estimate
 from dfca.node.net.links.wire import CallStream, StreamBroken, StreamEnded
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import is_part
@@ -26,6 +25,7 @@ from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
 REMOVED = "removed from the swarm"
+MakeFrame = Callable[[], bytes | None]  # called when the frame leaves; None: it is not needed any more
 
 
 class LinkDown(Exception):
@@ -119,6 +119,47 @@ async def write_frame(stream: CallStream, frame: bytes) -> None:
         raise LinkDown("broken", str(error)) from error
 
 
+class Overflow(Exception):
+    """The queue is full: the neighbour does not read, and the link must go down."""
+
+
+class FrameQueue:
+    """What makes the frames for one neighbour: newer ones replace those with the same key, which count for no bound."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most, self.most_bytes = most, most_bytes
+        self._items: OrderedDict[Hashable, tuple[MakeFrame, int]] = OrderedDict()  # and sizes, by key or serial number
+        self._serial = 0
+        self._count = self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, value: MakeFrame, size: int) -> None:
+        """Add a frame that must arrive. Raises Overflow beyond the bounds."""
+        if self._count >= self.most or self._bytes + size > self.most_bytes:
+            raise Overflow(f"{self._count} frames with {self._bytes} bytes wait")
+        self._serial += 1
+        self._count += 1
+        self._bytes += size
+        self._items[self._serial] = (value, size)
+
+    def replace(self, key: Hashable, value: MakeFrame) -> None:
+        """Add a frame at the end, instead of the one with the same key."""
+        self._items.pop(("key", key), None)
+        self._items["key", key] = (value, 0)
+
+    def get(self) -> MakeFrame | None:
+        """Take the first one, None if the queue is empty."""
+        if not self._items:
+            return None
+        key, (value, size) = self._items.popitem(last=False)
+        if not isinstance(key, tuple):
+            self._count -= 1
+            self._bytes -= size
+        return value
+
+
 class NetLink:
     """One epoch of the link with one member. now: the steady clock of the node; spent: the machine's, for its share."""
 
@@ -145,8 +186,7 @@ class NetLink:
         self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
         self._rate = Bucket(options.frames_per_s, options.frames_burst, now())
         self._time = Bucket(options.share, options.share_burst_s, now())
-        # What is queued makes a frame when it leaves, or None.
-        self._outbox: FrameQueue[Callable[[], bytes | None]] = FrameQueue(options.queued_frames, options.queued_bytes)
+        self._outbox = FrameQueue(options.queued_frames, options.queued_bytes)
         self._something = asyncio.Event()
         self._end: asyncio.Future[LinkDown] = asyncio.get_running_loop().create_future()
         self._beats = 0
@@ -164,7 +204,7 @@ class NetLink:
         data = serialize(frame)
         self.send_made(lambda: data, len(data))
 
-    def send_made(self, make: Callable[[], bytes | None], size: int) -> None:
+    def send_made(self, make: MakeFrame, size: int) -> None:
         """Queue a frame that is made when it leaves."""
         try:
             self._outbox.put(make, size)
@@ -172,7 +212,7 @@ class NetLink:
             self.end(LinkDown("slow", str(error)))
         self._something.set()
 
-    def send_newest(self, key: Hashable, make: Callable[[], bytes | None]) -> None:
+    def send_newest(self, key: Hashable, make: MakeFrame) -> None:
         """Queue a frame that a newer one with the same key replaces."""
         self._outbox.replace(key, make)
         self._something.set()

@@ -1,6 +1,6 @@
 """Reads announced models from neighbours: in parts, resumed after a break, delivered when complete.
 
-Time limits use the steady clock and adapt to the link (`deadlines`): a stall is noticed soon on a fast link and later
+Time limits use the steady clock and adapt to the link (`timing`): a stall is noticed soon on a fast link and later
 on a slow one, and a neighbour that sends a byte per second is given up.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import LinkDown, NetLink
 from dfca.node.net.links.parts import PacedSize, PartReader
+from dfca.node.net.links.timing import Deadline
 from dfca.node.net.links.wire import Connection, OutStream, StreamBroken, StreamCancelled, StreamEnded
 from dfca.node.net.local import Local
 from dfca.node.net.options import NetOptions, Swarm

@@ -1,6 +1,7 @@
-"""Whether a neighbour is alive, from the gaps between its heartbeats.
+"""Whether a neighbour is alive, from the gaps between its heartbeats, and how long to wait for what it is to send.
 
     silence allowed = mean + 4 deviations of the gaps, within bounds; doubled after each false alarm (`FalseAlarms`)
+    deadline        = mean + 4 deviations of the times that pieces of a model took, within bounds; doubled by each miss
 
 A node that was starved of processor time (a busy machine, a suspended laptop) hears nobody. So time in which its event
 loop did not run does not count as silence (`SteadyClock`).
@@ -9,6 +10,7 @@ loop did not run does not count as silence (`SteadyClock`).
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 BACK_S = 10.0  # who is back this soon was not dead: keeping the link would have been no worse
@@ -119,3 +121,45 @@ class FalseAlarms:
         """Forget a removed member."""
         self._ended.pop(member, None)
         self._counted.pop(member, None)
+
+
+class Deadline:
+    """The waiting time for one neighbour's pieces."""
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self.least_s, self.most_s = least_s, most_s
+        self._times = Estimate()
+        self._misses = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait now; half of the longest before the first observation."""
+        seconds = max(self.least_s, self._times.bound(self.most_s / 2))
+        return min(self.most_s, seconds * 2.0 ** min(self._misses, 16))
+
+    def observe(self, seconds: float) -> None:
+        """Note how long a piece took."""
+        self._times.add(seconds)
+        self._misses = 0
+
+    def miss(self) -> None:
+        """Note that a piece did not come in time."""
+        self._misses += 1
+
+
+class Backoff:
+    """Pauses between attempts: the span doubles up to a bound, a pause is drawn from its upper half."""
+
+    def __init__(self, first_s: float, most_s: float, draw: random.Random) -> None:
+        self.first_s, self.most_s = first_s, most_s
+        self._draw, self._failures = draw, 0
+
+    def reset(self) -> None:
+        """Start again with the shortest pause."""
+        self._failures = 0
+
+    def next(self) -> float:
+        """Return the next pause."""
+        span = min(self.most_s, self.first_s * 2.0 ** min(self._failures, 32))
+        self._failures += 1
+        return span * (0.5 + 0.5 * self._draw.random())
