@@ -28,7 +28,7 @@ from dfca.core.rules.election import (
     verdict,
 )
 from dfca.peer.records.messages import Turn
-from dfca.peer.waves.turns import Standing, standing
+from dfca.peer.waves.election import Standing, standing
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 

@@ -20,7 +20,7 @@ from toy import free_port
 from dfca.base.errors import ConfigError
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.memory import MemoryNetwork
-from dfca.node.operate import control, http
+from dfca.node.operate import control, metrics
 from dfca.node.operate.control import ControlServer, call
 from dfca.node.operate.metrics import FRESH_S, serve_metrics
 from dfca.node.service import Service
@@ -94,7 +94,7 @@ def test_a_node_trains_answers_and_pairs_while_its_ports_are_flooded(tmp_path: P
             device = Identity.create(tmp_path / "new")
             joined = await join(invite, device, "new", (), lambda facts: None)
             assert joined.inviter.id == folder.identity.id
-            assert threading.active_count() - threads <= http.MOST_CONNECTIONS + 8
+            assert threading.active_count() - threads <= metrics.MOST_CONNECTIONS + 8
             assert resident_mb() - memory < 60
         for node in (service, other):
             node.stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 from net_world import FAST, until, update, world
 
-from dfca.node.net.links.channels import make_channel
+from dfca.node.net.links.grpc_wire import make_channel
 from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.chunks import read_chunk
 from dfca.node.wire import frames, payload

@@ -16,7 +16,7 @@ import torch
 from net_world import FAST, SIZE, SWARM, Device, World, make_device, until, update, world
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.channels import make_channel
+from dfca.node.net.links.grpc_wire import make_channel
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity

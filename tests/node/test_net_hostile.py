@@ -17,7 +17,7 @@ import torch
 from net_world import FAST, SIZE, SWARM, Device, World, until, update, world
 
 from dfca.core.rules.relay import Offer
-from dfca.node.net.links.channels import CHANNEL_OPTIONS, make_channel
+from dfca.node.net.links.grpc_wire import CHANNEL_OPTIONS, make_channel
 from dfca.node.net.links.link import Greeting, close_frame, serialize
 from dfca.node.net.links.parts import Outgoing, PacedSize
 from dfca.node.net.options import NetOptions, Swarm

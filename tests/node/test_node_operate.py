@@ -25,9 +25,8 @@ from dfca.cli import app
 from dfca.cli.node import commands as node_commands
 from dfca.node.operate.control import LOCK, ControlServer, NotRunning, RefusedCommand, call, stop_node
 from dfca.node.operate.install import make_unit, unit_name, write_unit
-from dfca.node.operate.logs import open_log
+from dfca.node.operate.logs import LOGGED, NodeLog, open_log
 from dfca.node.operate.metrics import serve_metrics
-from dfca.node.operate.node_log import LOGGED, NodeLog
 from dfca.node.operate.status import read_status, save_status
 from dfca.node.task.config import INVITE_PORT, PORT
 from dfca.peer.records.work import Note

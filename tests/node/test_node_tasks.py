@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from dfca.base.errors import ConfigError, DataError
 from dfca.cli import app
 from dfca.core.learning.params import initial
+from dfca.node.operate.members import overview_table
 from dfca.node.operate.metrics import metrics_of
-from dfca.node.operate.overview import overview_table
 from dfca.node.operate.status import _facts as shown
 from dfca.node.operate.status import _score, guess_loss
 from dfca.node.task.config import NodeConfig

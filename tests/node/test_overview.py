@@ -10,7 +10,7 @@ import pytest
 from attack_world import attack
 from rich.console import Console
 
-from dfca.node.operate.overview import MOST_TEXT, ask_all, overview_table, read_summary, summarise
+from dfca.node.operate.members import MOST_TEXT, ask_all, overview_table, read_summary, summarise
 
 
 def shown(answer: dict) -> str:

@@ -17,8 +17,8 @@ from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Choice
 from dfca.core.state import changed
 from dfca.node.disk.folder import NodeFolder
+from dfca.node.operate.members import summarise
 from dfca.node.operate.metrics import metrics_of
-from dfca.node.operate.overview import summarise
 from dfca.node.operate.status import _facts, describe_privacy
 from dfca.node.service import make_work
 from dfca.node.task.facts import Facts

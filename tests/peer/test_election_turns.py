@@ -13,8 +13,7 @@ from dfca.peer.records.lineage import Entry
 from dfca.peer.records.messages import Bid, Call, Candidate, Count, Decision, Key, Stand, Turn, Votes
 from dfca.peer.records.work import Losses, Score, Warm
 from dfca.peer.waves.deadline import AnswerTime
-from dfca.peer.waves.election import PATIENT_FOR_MODELS, Election
-from dfca.peer.waves.turns import PASS
+from dfca.peer.waves.election import PASS, PATIENT_FOR_MODELS, Election
 from dfca.peer.waves.wave import ROOT_STRIKES
 
 CENTRE = Turn(9, True, 0)

@@ -21,10 +21,9 @@ from dfca.core.rules.merging import Merge, MergeOptions, Opinion, poll, total
 from dfca.core.rules.revival import PAUSE
 from dfca.peer.copies import Asked, CopyDesk
 from dfca.peer.inbox import Neighbour
-from dfca.peer.joiner import Joiner, _outvotes
+from dfca.peer.joiner import LOWER, Joiner, Pursuit, _outvotes
 from dfca.peer.parts import Outbox
 from dfca.peer.peer import Peer
-from dfca.peer.pursuit import LOWER, Pursuit
 from dfca.peer.records.lineage import Entry, Lineage, compatible, digest_of
 from dfca.peer.records.messages import (
     Alarm,

@@ -15,9 +15,8 @@ from dfca.core.method import Method
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.state import Message
 from dfca.node.wire import codec
-from dfca.peer.joiner import Extend
+from dfca.peer.joiner import Extend, Pursuit
 from dfca.peer.peer import Peer
-from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import KEPT, LONGEST, Entry, Lineage, aligned, digest_of, extended
 from dfca.peer.records.messages import BankCopy, BankRequest, Call, Hello, Probe
 from dfca.peer.records.options import PeerOptions

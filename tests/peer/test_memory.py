@@ -20,8 +20,8 @@ from dfca.core.rules.revival import PAUSE, ROUNDS, UNSEEN
 from dfca.core.state import ClientState, Message
 from dfca.peer.copies import Asked, CopyDesk
 from dfca.peer.inbox import MOST_PARTS, UNKNOWN, Inbox, Neighbour
+from dfca.peer.joiner import Pursuit
 from dfca.peer.parts import Outbox, takes_part
-from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.messages import MOST_ROUND, BankCopy, Copy, CopyRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.revival import FRESH, MOST_ALARMS_OF_ONE, Callers, DriftDetector

@@ -13,8 +13,8 @@ from dfca.core.exchange import Rules
 from dfca.core.method import Method
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
+from dfca.peer.joiner import Pursuit
 from dfca.peer.peer import Peer
-from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import LONGEST, Entry, Lineage, extended
 from dfca.peer.records.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
 from dfca.peer.records.options import PeerOptions

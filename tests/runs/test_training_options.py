@@ -176,7 +176,7 @@ def test_facts_of_a_swarm_hold_them_and_old_ones_keep_their_name() -> None:
     assert plain.method().local.steps == 20
     changed = content | {"augment": CROPS, "local": {"epochs": 2, "decay": 0.9}}
     facts = Facts.checked(changed | {"model": {"hidden": [8], "standardise": True}})
-    facts = facts.changed(model=measured(facts.model, (1, 8, 8), 2, 0, facts.crop))
+    facts = measured(facts)
     assert Facts.from_bytes(facts.to_bytes()) == facts
     assert facts.method().local.steps_of(64) == 4
     assert facts.method().local.augment == Augment(6, True, 0.1, (0.5, 1.5))

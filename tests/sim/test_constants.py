@@ -110,7 +110,7 @@ def facts_of(model: ModelFacts) -> Facts:
 
 def test_members_of_a_swarm_have_the_same_constants_or_are_refused(own_module: str, tmp_path: Path) -> None:
     model = ModelFacts(name="factory", factory=own_module)
-    facts = facts_of(measured(model, (3,), 2, 0))
+    facts = measured(facts_of(model))
     assert build(facts, own_module).flat.size == 10
     with pytest.raises(ModelError, match="or its frozen ones other values; take the same version"):
         build(facts.changed(seed=1), own_module)
@@ -119,7 +119,7 @@ def test_members_of_a_swarm_have_the_same_constants_or_are_refused(own_module: s
     save_file({name: 2 * value for name, value in weights.items()}, tmp_path / "other.safetensors")
     path = str(tmp_path / "w.safetensors")
     digest = weights_digest(path)
-    given = facts_of(measured(model.changed(weights=digest), (3,), 2, 0, weights=path))
+    given = measured(facts_of(model.changed(weights=digest)), path)
     assert build(given, own_module, path).flat.frozen["1.weight"].unique().tolist() == [1.0]
     with pytest.raises(ConfigError, match=f"with the SHA-256 {digest}; get it from the founder"):
         build(given, own_module)

@@ -21,7 +21,7 @@ from node_swarm import make_swarm, until
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.net import service
 from dfca.node.net.limits import Penalties
-from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
+from dfca.node.net.links.grpc_wire import Handshakes, handlers_of, make_channel, make_server
 from dfca.node.net.links.link import Greeting, NetLink, serialize
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import write_chunk

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 from net_world import SWARM, Device, make_device, until, update
 
-from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
+from dfca.node.net.links.grpc_wire import Handshakes, handlers_of, make_channel, make_server
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster

@@ -277,7 +277,7 @@ def status(
             answer = read_members(folder)
             table = members_table(answer)
         elif all_:
-            from dfca.node.operate.overview import ask_all, overview_table
+            from dfca.node.operate.members import ask_all, overview_table
 
             answer = ask_all(folder)
             table = overview_table(answer)

@@ -13,23 +13,11 @@ from torch import Tensor
 
 from dfca.core.rules.merging import Plan
 from dfca.core.state import Message
+from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
-from dfca.peer.records.messages import (
-    Alarm,
-    Answer,
-    BankCopy,
-    Candidate,
-    Centre,
-    Copy,
-    Count,
-    Curves,
-    Hello,
-    Result,
-    Update,
-)
 
 
-def corrupt(update: Update, rnd: random.Random) -> Any:
+def corrupt(update: m.Update, rnd: random.Random) -> Any:
     """Break a model as a bad link does."""
     model = update.message.model.clone()
     kind = rnd.randrange(4)
@@ -44,8 +32,7 @@ def corrupt(update: Update, rnd: random.Random) -> Any:
     return update._replace(message=replace(update.message, model=model))
 
 
-HUGE = (1.7e308, -1.7e308)
-"""Finite numbers whose difference is not."""
+HUGE = (1.7e308, -1.7e308)  # finite numbers whose difference is not
 _JUNK: Sequence[Any] = (None, 7, "x", -1, 2**70, (), (1, 2), math.nan, math.inf, [1], {"a": 1}, b"z")
 
 
@@ -69,24 +56,24 @@ def garble(message: Any, rnd: random.Random) -> Any:
 
 def lie(message: Any, rnd: random.Random) -> Any:
     """Claim a lineage with more voters than there are, or a survey that never was."""
-    if isinstance(message, Result):
+    if isinstance(message, m.Result):
         return message._replace(entry=_fake_survey(NO_CLUSTERS, rnd))
-    if isinstance(message, Answer):
+    if isinstance(message, m.Answer):
         return message._replace(survey=message.survey._replace(excess=tuple(-(10**9) for _ in message.survey.excess)))
-    if isinstance(message, Count) and message.poll is not None:
+    if isinstance(message, m.Count) and message.poll is not None:
         return message._replace(poll=message.poll._replace(samples=tuple(10**9 for _ in message.poll.samples)))
-    if isinstance(message, Hello) and any(entry.is_survey for entry in message.lineage) and rnd.random() < 0.5:
+    if isinstance(message, m.Hello) and any(entry.is_survey for entry in message.lineage) and rnd.random() < 0.5:
         return message._replace(lineage=(*message.lineage, _fake_survey(layout_of(message.lineage), rnd)))
     fake = (Entry(rnd.choice((1, 50, 10**6)), rnd.randrange(3), 0, 0, rnd.randrange(100), (0, 1)),)
-    if isinstance(message, Hello):
+    if isinstance(message, m.Hello):
         return message._replace(lineage=fake, clusters=2)
-    if isinstance(message, Update | Copy | BankCopy | Alarm):
+    if isinstance(message, m.Update | m.Copy | m.BankCopy | m.Alarm):
         return message._replace(lineage=fake)
-    if isinstance(message, Curves):
+    if isinstance(message, m.Curves):
         return message._replace(
             degree=rnd.choice((-1, 0, 2**20)), values=(rnd.choice((-1e30, 1e30)),) * len(message.values)
         )
-    if isinstance(message, Candidate | Centre) and rnd.random() < 0.2 and isinstance(message.model, Tensor):
+    if isinstance(message, m.Candidate | m.Centre) and rnd.random() < 0.2 and isinstance(message.model, Tensor):
         return message._replace(model=torch.full_like(message.model, 1e6))
     return message
 

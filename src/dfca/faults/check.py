@@ -12,7 +12,7 @@ import torch
 from dfca.core.exchange import Rules
 from dfca.faults.run import FaultRun
 from dfca.faults.tiny import SIZE, Violation
-from dfca.faults.world import FaultWorld
+from dfca.faults.world import FaultWorld, without_last
 from dfca.peer.machine import Memory, drive
 from dfca.peer.peer import Peer
 
@@ -73,9 +73,8 @@ def shrink_by(
 
 def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
     """List worlds with one thing less."""
-    last = world.peers - 1
-    if last > 1 and world.algorithm != "ifca":
-        yield without_peer(world, last)
+    if world.peers > 2 and world.algorithm != "ifca":
+        yield without_last(world, "peers")
     yield from simpler(world, (*_KEPT, "peers", "edges"))
 
 
@@ -90,22 +89,3 @@ def simpler(world: World, kept: tuple[str, ...]) -> Iterator[World]:
         if isinstance(value, tuple) and len(value) > 1:
             fewer: Iterator[Any] = (value[:at] + value[at + 1 :] for at in range(len(value)))
             yield from (replace(world, **{name: less}) for less in fewer)  # type: ignore[type-var]
-
-
-def without_peer(world: FaultWorld, peer: int) -> FaultWorld:
-    """Take away the last peer, with everything that happens to it."""
-    return replace(
-        world,
-        peers=world.peers - 1,
-        edges=tuple(edge for edge in world.edges if peer not in edge),
-        slow=tuple(pair for pair in world.slow if pair[0] != peer),
-        late=tuple(pair for pair in world.late if pair[0] != peer),
-        jumps=tuple(jump for jump in world.jumps if jump[0] != peer),
-        crashes=tuple(crash for crash in world.crashes if crash.peer != peer),
-        cuts=tuple(replace(cut, side=tuple(i for i in cut.side if i != peer)) for cut in world.cuts),
-        garbage=tuple(i for i in world.garbage if i != peer),
-        liars=tuple(i for i in world.liars if i != peer),
-        one_way=tuple(link for link in world.one_way if peer not in link[:2]),
-        flapping=tuple(link for link in world.flapping if peer not in link[:2]),
-        rates=tuple(pair for pair in world.rates if pair[0] != peer),
-    )

@@ -32,14 +32,10 @@ from dfca.peer.state import Saved, State
 from dfca.sim.events.host import make_machine
 from dfca.sim.events.world import SERVER
 
-STABLE_S = 30.0
-"""Everything must stay well for this long."""
-MORE_ROUNDS = 2
-"""Rounds that every peer must do after the faults."""
-ROUNDS = 10**9
-"""No last round."""
-MAX_EVENTS = 400_000
-"""A world that is not over after this many events, in a minute of faults, hangs."""
+STABLE_S = 30.0  # everything must stay well for this long
+MORE_ROUNDS = 2  # rounds that every peer must do after the faults
+ROUNDS = 10**9  # no last round
+MAX_EVENTS = 400_000  # a world that is not over after this many events, in a minute of faults, hangs
 STEPS = {
     "crashes": 20,
     "cuts": 20,
@@ -60,8 +56,7 @@ STEPS = {
 }
 """By kind of fault, the steps allowed to recover from it; 2,100 worlds took two thirds of that at most."""
 MERGING = MergeOptions(opens=4, first=3, every=2, steps=1)
-TRIES = 30
-"""A link breaks after losing a message this often in a row."""
+TRIES = 30  # a link breaks after losing a message this often in a row
 
 
 class Event(NamedTuple):

@@ -16,24 +16,10 @@ from dfca.core.rules.merging import differ
 from dfca.core.rules.personal import GRID
 from dfca.core.state import ClientState, Message, is_finite
 from dfca.peer.peer import Peer
+from dfca.peer.records import work as jobs
 from dfca.peer.records.lineage import Lineage
-from dfca.peer.records.work import (
-    Curve,
-    Draw,
-    Job,
-    Losses,
-    Observe,
-    OwnCurve,
-    Personalise,
-    Rest,
-    Score,
-    Train,
-    Trained,
-    Warm,
-)
 
-SIZE = 3
-"""Floats of a model."""
+SIZE = 3  # floats of a model
 
 
 class Violation(Exception):
@@ -98,36 +84,36 @@ class TinyWork:
         self.mean = self.x.mean(dim=0)
         self.variance = float((self.x - self.mean).square().sum(dim=1).mean())
 
-    def run(self, job: Job, bank: Tensor | None) -> Any:
+    def run(self, job: jobs.Job, bank: Tensor | None) -> Any:
         """Do a job."""
-        if isinstance(job, Train):
+        if isinstance(job, jobs.Train):
             assert bank is not None
             cluster = self._nearest(bank, job.closed)
             losses = ((bank - self.mean).square().sum(dim=1) + self.variance).tolist()
             model = torch.lerp(bank[cluster], self.mean, 0.5)
-            return Trained(cluster, True, model, losses[cluster], len(self.x), tuple(losses))
-        if isinstance(job, Rest):
+            return jobs.Trained(cluster, True, model, losses[cluster], len(self.x), tuple(losses))
+        if isinstance(job, jobs.Rest):
             return None
-        if isinstance(job, Draw):
+        if isinstance(job, jobs.Draw):
             who = () if self.start == "shared" else (self.peer,)
             drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
             return torch.stack(drawn).double()
-        if isinstance(job, Observe):
+        if isinstance(job, jobs.Observe):
             own, partner = ((job.models - self.mean).square().sum(dim=1) / 50).tolist()
             return differ(own, partner), self.variance / 100
-        if isinstance(job, Curve):
+        if isinstance(job, jobs.Curve):
             bank = job.models
             cluster = self._nearest(bank, job.closed)
             moved = bank[cluster] + (self.mean - bank[cluster]) * (1 - 0.9 ** torch.tensor(GRID).double())[:, None]
-            return OwnCurve(cluster, len(self.x) // 5, _losses(moved, self.x[::5]).mean(dim=1))
-        if isinstance(job, Personalise):
+            return jobs.OwnCurve(cluster, len(self.x) // 5, _losses(moved, self.x[::5]).mean(dim=1))
+        if isinstance(job, jobs.Personalise):
             return None
         stage = () if job.stage is None else (job.stage,)
         parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
-        if isinstance(job, Score):
-            return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
         own = self.x[parts.warm].mean(dim=0)
-        return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
+        models = job.models if isinstance(job, jobs.Score) else own[None]
+        measured = jobs.Losses(_losses(models, self.x[parts.bid]), _losses(models, self.x[parts.vote]))
+        return measured if isinstance(job, jobs.Score) else jobs.Warm(own, measured)
 
     def _nearest(self, bank: Tensor, closed: tuple[int, ...]) -> int:
         losses = (bank - self.mean).square().sum(dim=1).tolist()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import random
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import networkx as nx
@@ -15,10 +15,8 @@ from dfca.base.renamed import refuse_earlier
 from dfca.peer.records.options import ENDLESS
 
 Record = TypeVar("Record")
-FAULTS_S = 60.0
-"""When faults stop, unless a world says otherwise."""
-ENDING = 24
-"""Rounds of a world that ends: the steps of the personal last step are picked in the middle of the faults."""
+FAULTS_S = 60.0  # when faults stop, unless a world says otherwise
+ENDING = 24  # rounds of a world that ends: the steps of the personal last step are picked in the middle of the faults
 CRASHES = ("any", "before save", "during save", "after save", "in election")
 """When a peer dies, from the time of the crash on: at once, around its next save, or in its next election or survey."""
 
@@ -259,11 +257,42 @@ def _check(world: FaultWorld) -> None:
     ):
         if name not in known:
             raise unknown(what, name, known)
-    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.jumps, *world.rates)]
-    links = [end for link in (*world.one_way, *world.flapping) for end in link[:2]]
-    crashed = [crash.peer for crash in world.crashes]
-    named = {*chain(*world.edges), *pairs, *crashed, *chain(*(cut.side for cut in world.cuts)), *world.garbage}
-    server = {-1} if world.algorithm == "ifca" else set()
-    strange = sorted(i for i in named | {*world.liars} | {*links} - server if not 0 <= i < world.peers)
-    if strange:
-        raise ConfigError(f"a world of {world.peers} peers has the peers 0 to {world.peers - 1}, got {strange[0]}")
+    links = ("one_way", "flapping") if world.algorithm == "ifca" else ()
+    check_peers("peers", [i for name, i in peers_in(world) if not (i == -1 and name in links)], world.peers)
+
+
+LINKS = ("edges", "one_way", "flapping", "resets")
+"""Fields whose entries begin with two peers. Those of others begin with one, are one, or are records."""
+
+
+def peers_of(name: str, entry: Any) -> tuple[int, ...]:
+    """Return the peers, or nodes, that an entry of a field of a world is about."""
+    if is_dataclass(entry):
+        parts = vars(entry)
+        return (*parts.get("side", ()), *(parts[key] for key in ("peer", "node", "by") if key in parts))
+    return entry[: 2 if name in LINKS else 1] if isinstance(entry, tuple) else (entry,)
+
+
+def peers_in(world: Any) -> list[tuple[str, int]]:
+    """List all peers that the fields of a world name, with the fields."""
+    return [(name, i) for name, entries in _entries(world).items() for entry in entries for i in peers_of(name, entry)]
+
+
+def _entries(world: Any) -> dict[str, tuple[Any, ...]]:
+    return {name: value for name, value in vars(world).items() if isinstance(value, tuple)}
+
+
+def check_peers(what: str, named: Iterable[int], count: int) -> None:
+    """Raise ConfigError where a world names a peer that it does not have."""
+    if strange := sorted(i for i in named if not 0 <= i < count):
+        raise ConfigError(f"a world of {count} {what} has the {what} 0 to {count - 1}, got {strange[0]}")
+
+
+def without_last(world: Record, count: str) -> Record:
+    """Take away the last peer, with everything that happens to it. count: the field with the number of peers."""
+    last = getattr(world, count) - 1
+    changes: dict[str, Any] = {count: last}
+    for name, entries in _entries(world).items():
+        thinned = (replace(e, side=tuple(i for i in e.side if i != last)) if isinstance(e, Cut) else e for e in entries)
+        changes[name] = tuple(entry for entry in thinned if last not in peers_of(name, entry))
+    return replace(world, **changes)  # type: ignore[type-var]

@@ -21,7 +21,7 @@ def own_addresses(config: NodeConfig, port: int) -> tuple[str, ...]:
     network = config.network
     if network.advertise:
         return network.advertise
-    hosts = [network.host] if not is_unspecified(network.host) else outgoing_hosts() or _interfaces() or ["127.0.0.1"]
+    hosts = [network.host] if not is_unspecified(network.host) else outgoing_hosts() or _reachable() or ["127.0.0.1"]
     return tuple(join_address(host, port) for host in hosts)
 
 
@@ -38,14 +38,17 @@ def outgoing_hosts() -> list[str]:
     return [host for host in hosts if _is_for_others(host)]
 
 
-def _interfaces() -> list[str]:
-    """List the addresses of this machine's interfaces, for a network without a route."""
+def _reachable() -> list[str]:
+    """List addresses of this machine, for a network without a route."""
+    return [host for host in interface_hosts(socket.AF_INET, socket.AF_INET6) if _is_for_others(host)][:MOST]
+
+
+def interface_hosts(*families: socket.AddressFamily) -> list[str]:
+    """List the addresses of this machine's interfaces."""
     import psutil
 
-    families = {socket.AF_INET, socket.AF_INET6}
     interfaces = psutil.net_if_addrs().values()
-    hosts = [entry.address for interface in interfaces for entry in interface if entry.family in families]
-    return [host for host in hosts if _is_for_others(host)][:MOST]
+    return [entry.address for interface in interfaces for entry in interface if entry.family in families]
 
 
 def _is_for_others(host: str) -> bool:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,20 +83,8 @@ def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any)
     from dfca.node.net.transport import GrpcTransport
 
     config, facts = folder.config, folder.facts
-    network, limits = config.network, config.limits
-    options = NetOptions(
-        host=network.host,
-        port=network.port,
-        neighbours=network.neighbours,
-        degree=network.degree,
-        insecure=network.insecure,
-        discovery=network.discovery,
-        max_links=limits.links,
-        frames_per_s=limits.frames_per_s,
-        pulls=limits.pulls,
-        cache_bytes=limits.cache_bytes,
-        disk_bytes=limits.disk_bytes,
-    )
+    given, known = vars(config.network) | vars(config.limits), {field.name for field in fields(NetOptions)}
+    options = NetOptions(**{name: value for name, value in given.items() if name in known})
     encoding = facts.payload if config.payload == "swarm" else config.payload
     codec, layout = folder.codec, folder.layout
     swarm = Swarm(

@@ -33,10 +33,8 @@ from dfca.node.disk.saving import RETRY_S
 from dfca.node.disk.store import DiskStore
 from dfca.node.node import Node
 from dfca.node.operate.control import ControlServer
-from dfca.node.operate.logs import Log, open_log
-from dfca.node.operate.members import describe_members
-from dfca.node.operate.node_log import NodeLog
-from dfca.node.operate.overview import summarise
+from dfca.node.operate.logs import Log, NodeLog, open_log
+from dfca.node.operate.members import describe_members, summarise
 from dfca.node.operate.status import (
     describe_misfit,
     describe_neighbours,

@@ -12,8 +12,7 @@ from dfca.core.rules.relay import Offer
 from dfca.core.state import ClientState
 from dfca.peer.records.lineage import Entry, Lineage, layout_of
 
-Allocate = Callable[[int], Tensor]
-"""Returns memory (m, P) for models; called again, the first rows hold what they held."""
+Allocate = Callable[[int], Tensor]  # returns memory (m, P) for models; called again, the first rows hold what they held
 
 
 def taken(models: Tensor, lineage: Lineage, round: int, allocate: Allocate) -> ClientState:

@@ -20,8 +20,7 @@ from dfca.peer.records.lineage import Lineage, compatible
 from dfca.peer.records.messages import MOST_LOSS, Curves
 from dfca.peer.records.work import OwnCurve
 
-UNKNOWN = -1
-"""The degree of a peer that does not know yet who is alike; the cluster of one that has no curve."""
+UNKNOWN = -1  # the degree of a peer that does not know yet who is alike; the cluster of one that has no curve
 NO_CURVE = OwnCurve(UNKNOWN, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64))
 Row = tuple[float, ...]
 

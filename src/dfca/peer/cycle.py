@@ -14,8 +14,7 @@ from dfca.peer.records.lineage import compatible
 from dfca.peer.records.messages import Update
 from dfca.peer.records.options import PeerOptions
 
-REMEMBERED = 64
-"""How many ends of local updates a peer remembers: older models are all of this age."""
+REMEMBERED = 64  # how many ends of local updates a peer remembers: older models are all of this age
 
 
 class Step(Enum):

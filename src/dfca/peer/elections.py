@@ -17,10 +17,8 @@ from dfca.peer.records.work import Losses, Score, Trained, Warm, WarmUp
 from dfca.peer.revival import FRESH, NOBODY, Callers, DriftDetector
 from dfca.peer.waves.election import Election, Outcome
 
-MOST_ALARMS = 4096
-"""A peer remembers the alarms of this many others."""
-LIFE = 10**6
-"""Incarnation i numbers its alarms from i * LIFE."""
+MOST_ALARMS = 4096  # a peer remembers the alarms of this many others
+LIFE = 10**6  # incarnation i numbers its alarms from i * LIFE
 
 
 class Announced(NamedTuple):

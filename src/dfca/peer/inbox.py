@@ -11,12 +11,9 @@ from operator import itemgetter
 from dfca.peer.records.lineage import Lineage, clusters_of
 from dfca.peer.records.messages import MOST_ROUND, Hello, Offers, Update
 
-MOST_PARTS = 4096
-"""How many models of a neighbour's round a peer counts."""
-Limit = Callable[[int], float]
-"""By sender, the newest round that is folded now."""
-UNKNOWN = -1
-"""The incarnation of a neighbour that has sent models and no hello yet."""
+MOST_PARTS = 4096  # how many models of a neighbour's round a peer counts
+Limit = Callable[[int], float]  # by sender, the newest round that is folded now
+UNKNOWN = -1  # the incarnation of a neighbour that has sent models and no hello yet
 
 
 @lru_cache(64)

@@ -10,8 +10,7 @@ from dfca.peer.records.messages import Curves
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Curve, OwnCurve, Personalise
 
-MOST_TRIES = 3
-"""How often a measurement that a restart broke off is begun again; then there is no personal step."""
+MOST_TRIES = 3  # how often a measurement that a restart broke off is begun again; then there is no personal step
 
 
 class LastStep(Part):

@@ -23,7 +23,7 @@ from dfca.base.errors import RunError
 from dfca.core import client, exchange, method
 from dfca.core import state as core_state
 from dfca.core.rules import election, merging, relay, staleness
-from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state, surveys
+from dfca.peer import copies, curves, cycle, inbox, joiner, revival, state, surveys
 from dfca.peer.records import lineage, messages, options, work
 from dfca.peer.waves import deadline, survey
 from dfca.peer.waves import election as peer_election
@@ -31,7 +31,7 @@ from dfca.peer.waves import election as peer_election
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, core_state, exchange, election, merging, relay, staleness, method),
-    *(copies, curves, cycle, inbox, pursuit, revival, state, surveys),
+    *(copies, curves, cycle, inbox, joiner, revival, state, surveys),
     *(lineage, messages, options, work),
     *(deadline, peer_election, survey),
 )
@@ -49,14 +49,12 @@ def records_of(modules: Iterable[ModuleType]) -> dict[str, type]:
     }
 
 
-KNOWN: Mapping[str, type] = records_of(MODULES)
-"""The classes that come back, by name."""
+KNOWN: Mapping[str, type] = records_of(MODULES)  # the classes that come back, by name
 
 
 RETIRED = frozenset(("SurveyWave", "Observe", "Survey"))
 """Until 0.2 rounds stopped for a survey: one that was under way in a checkpoint of then is given up."""
-RETIRED_FIELDS = {"Count": ("followers",)}
-"""Fields that are no longer read."""
+RETIRED_FIELDS = {"Count": ("followers",)}  # fields that are no longer read
 
 
 class Packer:

@@ -24,16 +24,11 @@ from dfca.core.rules.merging import Plan
 from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
 from dfca.peer.records.messages import MOST_ROUND
 
-FRESH = 20
-"""Rounds after which an alarm that was not raised anew is forgotten."""
-NOBODY = -2
-"""No neighbour: the peer called the election itself."""
-HASTE = 8
-"""How many times as many rounds as this peer a caller may do."""
-MOST_PAUSE = 2**20
-"""The longest pause of rounds after a call in vain."""
-MOST_ALARMS_OF_ONE = 8
-"""Alarms of one peer that another takes in within a round of its own."""
+FRESH = 20  # rounds after which an alarm that was not raised anew is forgotten
+NOBODY = -2  # no neighbour: the peer called the election itself
+HASTE = 8  # how many times as many rounds as this peer a caller may do
+MOST_PAUSE = 2**20  # the longest pause of rounds after a call in vain
+MOST_ALARMS_OF_ONE = 8  # alarms of one peer that another takes in within a round of its own
 UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
 """What a detector remembers of a cluster, before anything is known of it."""
 

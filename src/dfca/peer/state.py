@@ -14,10 +14,8 @@ from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.revival import DriftDetector
 
-VERSION = 1
-"""Of what `Peer.save` returns."""
-FRESHNESS = ("stamps", "origins", "folded", "updates")
-"""What a save keeps of every model, by cluster."""
+VERSION = 1  # of what `Peer.save` returns
+FRESHNESS = ("stamps", "origins", "folded", "updates")  # what a save keeps of every model, by cluster
 
 
 class State(Enum):

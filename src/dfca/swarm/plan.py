@@ -97,8 +97,7 @@ class SwarmPlan:
                 "personal": setting.last_steps,
             }
         )
-        model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed, facts.crop)
-        return facts.changed(model=model)
+        return measured(facts)
 
 
 def make_plan(experiment: Experiment, out: Path, sink: RunSink) -> SwarmPlan:

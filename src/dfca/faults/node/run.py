@@ -25,8 +25,9 @@ from dfca.base.errors import ConfigError, DfcaError
 from dfca.faults.check import shrink_by, simpler
 from dfca.faults.disk import FaultyDisk, PowerCut
 from dfca.faults.node.wire import PORT, FaultyDoor, FaultyNetwork, FaultyWire
-from dfca.faults.node.world import FAULTS_S, NodeWorld, Pairing, without_node
+from dfca.faults.node.world import FAULTS_S, NodeWorld, Pairing
 from dfca.faults.tiny import SIZE, TinyWork, Violation
+from dfca.faults.world import without_last
 from dfca.node.disk.folder import ROSTER, NodeFolder
 from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
@@ -46,26 +47,18 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.work import Job, Note, Train, Trained
 from dfca.peer.state import Saved, State
 
-EPOCH = 1.7e9
-"""When worlds begin, in seconds since 1970."""
-RECOVERY_S = 300.0
-"""Time to recover after the last fault where messages take no time."""
+EPOCH = 1.7e9  # when worlds begin, in seconds since 1970
+RECOVERY_S = 300.0  # time to recover after the last fault where messages take no time
 HOPS = 8
 """How often models may have to cross all links of a ring, one after the other: they do in each turn of an election."""
-MODEL_BYTES = 140
-"""Of a model on its way."""
-FOLD_S = 5.0
-"""How long `batch` waits for neighbours."""
-LONGEST = 20.0
-"""No delay is longer, in medians."""
-STALLS_S = 1.0
-"""Where messages may take longer, links end for their silence, and are back in `BACK_S`."""
-QUIET_ROUNDS = 10
-"""Without a better loss, after which a node rests."""
+MODEL_BYTES = 140  # of a model on its way
+FOLD_S = 5.0  # how long `batch` waits for neighbours
+LONGEST = 20.0  # no delay is longer, in medians
+STALLS_S = 1.0  # where messages may take longer, links end for their silence, and are back in `BACK_S`
+QUIET_ROUNDS = 10  # without a better loss, after which a node rests
 LOOK_S = 2.0
 MORE_ROUNDS = 3
-END_S = 20.0
-"""Time that a node has to end."""
+END_S = 20.0  # time that a node has to end
 AGAIN_S = 2.0
 """Pause before a node that ended with an error is started again, as a service manager does; or a pairing is."""
 
@@ -700,5 +693,5 @@ def shrink_node_world(world: NodeWorld, limit_s: float = 60.0) -> NodeWorld:
 
 def _smaller(world: NodeWorld) -> Iterator[NodeWorld]:
     if world.nodes > 2:
-        yield replace(world, **without_node(world, world.nodes - 1))  # type: ignore[arg-type]
+        yield without_last(world, "nodes")
     yield from simpler(world, ("number", "nodes", "algorithm", "clusters", "aggregation", "groups"))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import chain
 
 from dfca.base.errors import ConfigError, unknown
-from dfca.faults.world import Cut, read_record
+from dfca.faults.world import Cut, check_peers, peers_in, read_record
 
-FAULTS_S = 40.0
-"""When faults stop."""
-ENDS = ("power", "kill", "stop")
-"""How a node ends: without power, by SIGKILL, or by its user."""
+FAULTS_S = 40.0  # when faults stop
+ENDS = ("power", "kill", "stop")  # how a node ends: without power, by SIGKILL, or by its user
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm")
 
 
@@ -154,19 +151,7 @@ def read_node_world(line: str) -> NodeWorld:
     ):
         if name not in known:
             raise unknown(what, name, known)
-    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.clocks, *world.removed, *world.far)]
-    ends = [end for reset in world.resets for end in reset[:2]]
-    named = {
-        *pairs,
-        *ends,
-        *world.walled,
-        *world.old,
-        *(crash.node for crash in world.crashes),
-        *chain(*((pairing.node, pairing.by) for pairing in world.pairings)),
-        *chain(*(cut.side for cut in world.cuts)),
-    }
-    if strange := sorted(i for i in named if not 0 <= i < world.nodes):
-        raise ConfigError(f"a world of {world.nodes} nodes has the nodes 0 to {world.nodes - 1}, got {strange[0]}")
+    check_peers("nodes", (i for _, i in peers_in(world)), world.nodes)
     joining = [pairing.node for pairing in world.pairings]
     coming, removed = [*(node for node, _ in world.late), *joining], [node for node, _ in world.removed]
     if 0 in (*coming, *removed):
@@ -180,21 +165,3 @@ def read_node_world(line: str) -> NodeWorld:
             "node 0 is not walled: the others must reach it; a walled node and an old one share no models"
         )
     return world
-
-
-def without_node(world: NodeWorld, node: int) -> dict[str, object]:
-    """Return the fields of a world without its last node, and everything that happens to it."""
-    return {
-        "nodes": world.nodes - 1,
-        "slow": tuple(pair for pair in world.slow if pair[0] != node),
-        "far": tuple(pair for pair in world.far if pair[0] != node),
-        "late": tuple(pair for pair in world.late if pair[0] != node),
-        "clocks": tuple(pair for pair in world.clocks if pair[0] != node),
-        "removed": tuple(pair for pair in world.removed if pair[0] != node),
-        "walled": tuple(i for i in world.walled if i != node),
-        "old": tuple(i for i in world.old if i != node),
-        "pairings": tuple(pairing for pairing in world.pairings if node not in (pairing.node, pairing.by)),
-        "crashes": tuple(crash for crash in world.crashes if crash.node != node),
-        "cuts": tuple(Cut(c.begin_s, c.end_s, tuple(i for i in c.side if i != node)) for c in world.cuts),
-        "resets": tuple(reset for reset in world.resets if node not in reset[:2]),
-    }

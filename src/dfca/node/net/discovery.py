@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from dfca.base.errors import ConfigError
-from dfca.node.addresses import is_loopback, join_address
+from dfca.node.addresses import interface_hosts, is_loopback, join_address
 
 SERVICE = "_dfca._tcp.local."
 MOST_ADDRESSES = 8
@@ -45,7 +46,8 @@ class Discovery:
         Raises ConfigError if there is no network to announce on.
         """
         asyncio_part = self._zeroconf.asyncio
-        chosen: Any = own_addresses() if host in ("0.0.0.0", "::") else [host]
+        all_hosts = [own for own in interface_hosts(socket.AF_INET) if not is_loopback(own)]
+        chosen: Any = all_hosts if host in ("0.0.0.0", "::") else [host]
         try:
             self._service = asyncio_part.AsyncZeroconf(interfaces=chosen)
             info = asyncio_part.AsyncServiceInfo(
@@ -93,14 +95,6 @@ class Discovery:
         if known and info.properties.get(b"swarm") == self._swarm.encode() and info.port:
             hosts = info.parsed_addresses()[:MOST_ADDRESSES]
             self._on_found(name.partition(".")[0], tuple(join_address(host, info.port) for host in hosts))
-
-
-def own_addresses() -> list[str]:
-    """List the IPv4 addresses of this machine that others may reach."""
-    import ifaddr  # comes with zeroconf
-
-    hosts = (ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv4)
-    return [host for host in hosts if isinstance(host, str) and not is_loopback(host)]
 
 
 def swarm_tag(swarm: str) -> str:

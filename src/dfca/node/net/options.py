@@ -44,7 +44,7 @@ class NetOptions:
     disk_bytes: int = 1024 * MB  # partial models on the disk
     buffer_bytes: int = 64 * MB  # partial models in memory
 
-    max_links: int = 64
+    links: int = 64
     frames_per_s: float = 200.0
     frames_burst: int = 2000
     share: float = 0.1  # of the event loop's time that the frames of one neighbour may take in the long run

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.channels import call_metadata, make_channel
+from dfca.node.net.links.grpc_wire import call_metadata, make_channel
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.membership import Member

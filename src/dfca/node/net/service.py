@@ -151,8 +151,8 @@ class PeerService:
             if self._local.identity.id < member and self._dialer.is_dialling(member):
                 await self._last_word(call, close_frame("", "this node dials itself"))
                 return None
-            if member not in self._neighbours.links and len(self._neighbours.links) >= options.max_links:
-                await self._last_word(call, close_frame("rate", f"{options.max_links} links are the most"))
+            if member not in self._neighbours.links and len(self._neighbours.links) >= options.links:
+                await self._last_word(call, close_frame("rate", f"{options.links} links are the most"))
                 return None
             await write_frame(call, self._local.greeting.hello(epoch))
             first = await read_frame(call)

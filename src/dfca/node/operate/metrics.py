@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from dfca.base.errors import ConfigError
-from dfca.node.operate.http import serve
 
 FRESH_S = 0.5
+HOST = "127.0.0.1"
+MOST_CONNECTIONS = 16  # one more ends the oldest: a scrape takes milliseconds, so the oldest is not one
+PATIENCE_S = 10.0
 STATES = ("up", "down", "dead")
 GAUGES = (  # name, help, key of the status
     ("round", "The round that the node trains or will train next.", "round"),
@@ -32,8 +38,8 @@ GAUGES = (  # name, help, key of the status
 )
 
 
-def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve metrics in a thread; returns a function that ends it. status: called in that thread.
+def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:
+    """Serve metrics in threads; returns a function that ends it. status: called in one of them.
 
     Raises ConfigError if the port cannot be used.
     """
@@ -42,14 +48,23 @@ def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(status))
     try:
-        return serve(port, host, make_wsgi_app(registry))
+        server = make_server(HOST, port, make_wsgi_app(registry), _Server, handler_class=_QuietHandler)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} for metrics is in use on {host}; set another log.metrics_port in node.toml, or end the "
+                f"port {port} for metrics is in use on {HOST}; set another log.metrics_port in node.toml, or end the "
                 "program that has it"
             ) from None
-        raise ConfigError(f"cannot listen on {host} port {port} for metrics: {error.strerror}") from None
+        raise ConfigError(f"cannot listen on {HOST} port {port} for metrics: {error.strerror}") from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(1.0)
+
+    return close
 
 
 class _Collector:
@@ -81,35 +96,67 @@ def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
         if value is not None:
             yield GaugeMetricFamily(f"dfca_{name}", help, value=value)
     neighbours = status.get("neighbours") or ()
-    for way, what in (("in", "received from"), ("out", "sent to")):
-        family = CounterMetricFamily(f"dfca_bytes_{way}", f"Bytes {what} a neighbour.", labels=["neighbour"])
-        for neighbour in neighbours:
-            family.add_metric([neighbour["name"]], neighbour.get(f"bytes_{way}") or 0)
-        yield family
-    refused = CounterMetricFamily("dfca_refused", "What was refused, by reason.", labels=["reason"])
-    for reason, count in sorted((status.get("refused") or {}).items()):
-        refused.add_metric([reason], count)
-    yield refused
-    left_out = CounterMetricFamily("dfca_left_out", "Models that would have ruined this node's.", labels=["neighbour"])
-    for name, count in sorted((status.get("left_out") or {}).items()):
-        left_out.add_metric([name], count)
-    yield left_out
-    for name, help in (
-        ("folds", "Models folded."),
-        ("returns", "Times that it went back to its last good models."),
-        ("drops", "Models that came too late or were of no use."),
+    refused, left_out = (sorted((status.get(key) or {}).items()) for key in ("refused", "left_out"))
+    states = [str(neighbour.get("state")) for neighbour in neighbours]
+    received, sent = ([(link["name"], link.get(key) or 0) for link in neighbours] for key in ("bytes_in", "bytes_out"))
+    trips = [(link["name"], link["rtt_s"]) for link in neighbours if link.get("rtt_s") is not None]
+    by_state = [(state, states.count(state)) for state in dict.fromkeys((*STATES, *states))]
+    for kind, name, help, label, values in (
+        (CounterMetricFamily, "bytes_in", "Bytes received from a neighbour.", "neighbour", received),
+        (CounterMetricFamily, "bytes_out", "Bytes sent to a neighbour.", "neighbour", sent),
+        (CounterMetricFamily, "refused", "What was refused, by reason.", "reason", refused),
+        (CounterMetricFamily, "left_out", "Models that would have ruined this node's.", "neighbour", left_out),
+        (GaugeMetricFamily, "neighbours", "Neighbours by the state of their link.", "state", by_state),
+        (GaugeMetricFamily, "round_trip_seconds", "To a neighbour and back.", "neighbour", trips),
     ):
-        yield CounterMetricFamily(f"dfca_{name}", help, value=status.get(name) or 0)
-    states = GaugeMetricFamily("dfca_neighbours", "Neighbours by the state of their link.", labels=["state"])
-    seen = [str(neighbour.get("state")) for neighbour in neighbours]
-    for state in dict.fromkeys((*STATES, *seen)):
-        states.add_metric([state], seen.count(state))
-    yield states
-    round_trip = GaugeMetricFamily("dfca_round_trip_seconds", "To a neighbour and back.", labels=["neighbour"])
-    for neighbour in neighbours:
-        if neighbour.get("rtt_s") is not None:
-            round_trip.add_metric([neighbour["name"]], neighbour["rtt_s"])
-    yield round_trip
+        family = kind(f"dfca_{name}", help, labels=[label])
+        for key, value in values:
+            family.add_metric([key], value)
+        yield family
     saves = status.get("saves") or {}
-    for name, help in (("count", "Saves."), ("bytes", "Bytes saved."), ("seconds", "Time that saves took.")):
-        yield CounterMetricFamily(f"dfca_saves_{name}", help, value=saves.get(name) or 0)
+    for name, help, value in (
+        ("folds", "Models folded.", status.get("folds")),
+        ("returns", "Times that it went back to its last good models.", status.get("returns")),
+        ("drops", "Models that came too late or were of no use.", status.get("drops")),
+        ("saves_count", "Saves.", saves.get("count")),
+        ("saves_bytes", "Bytes saved.", saves.get("bytes")),
+        ("saves_seconds", "Time that saves took.", saves.get("seconds")),
+    ):
+        yield CounterMetricFamily(f"dfca_{name}", help, value=value or 0)
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = PATIENCE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Survives a flood of connections: few at once, each for a short time."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._open: dict[Any, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: the client is gone, too slow, or sent no HTTP."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dfca.node.node import Node
-    from dfca.node.operate.node_log import NodeLog
+    from dfca.node.operate.logs import NodeLog
     from dfca.node.task.facts import Facts
     from dfca.node.work.local_work import LocalWork
     from dfca.peer.machine import Machine
@@ -195,12 +195,23 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     facts.add_column(overflow="fold")
     for name, value in _facts(status):
         facts.add_row(name, Text(value))
-    links = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error"):
-        links.add_column(name, justify="right" if name in ("round", "seen", "rtt", "received", "sent") else "left")
-    for neighbour in status.get("neighbours", ()):
-        links.add_row(*(Text(cell) for cell in _cells(neighbour, bool(status.get("running")))))
+    names = ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error")
+    rows = (_cells(neighbour, bool(status.get("running"))) for neighbour in status.get("neighbours", ()))
+    links = plain_table(names, rows, right=names[2:7])
     return Group(facts, Text(""), links) if status.get("neighbours") else Group(facts)
+
+
+def plain_table(names: Sequence[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()) -> RenderableType:
+    """Make a table of plain texts without lines. right: the columns of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def counted(number: int, noun: str) -> str:

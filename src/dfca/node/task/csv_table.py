@@ -21,8 +21,7 @@ from dfca.base.validation import printable
 
 DELIMITERS = (",", ";", "\t")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
-LONGEST_FIELD = 100_000
-"""Characters of one value: an open quote must not swallow the rest of the file."""
+LONGEST_FIELD = 100_000  # characters of one value: an open quote must not swallow the rest of the file
 MOST_COLUMNS = 2**16
 SHOWN = 3
 

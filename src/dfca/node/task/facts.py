@@ -56,19 +56,15 @@ if TYPE_CHECKING:
     from dfca.node.task.learner import Architecture
     from dfca.peer.records.options import PeerOptions
 
-VERSION = 1
-"""Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
+VERSION = 1  # of these facts and of the protocol between nodes; nodes of different versions refuse each other
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
 """Those that need neither a server nor the true clusters."""
 PRIVATE = ("dfca-gi", "dfca-li", "dfedavgm")
 """Those that send nothing but models that they trained: epsilon is of these."""
-LARGEST = 16 * 2**20
-"""Bytes of facts that are read: names and scaling of 100,000 features take 7 MB."""
-MOST_FLOATS = 2**29
-"""The largest model, 2 GiB: facts that are received cannot ask for more memory than that."""
+LARGEST = 16 * 2**20  # bytes of facts that are read: names and scaling of 100,000 features take 7 MB
+MOST_FLOATS = 2**29  # the largest model, 2 GiB: facts that are received cannot ask for more memory than that
 MOST_FEATURES = 1_000_000
-FOREVER = 2**53
-"""The rounds of a swarm that never ends."""
+FOREVER = 2**53  # the rounds of a swarm that never ends
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Size = Annotated[int, Field(ge=1, le=65_536, strict=True)]

@@ -104,15 +104,11 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             "model": _model(options),
         }
     )
-    tokens = inputs.kind == "tokens"
-    model = measured(
-        facts.model, inputs.sample_shape, facts.outputs, facts.seed, facts.crop, config.training.weights, tokens
-    )
-    facts = facts.changed(model=model)
+    facts = measured(facts, config.training.weights)
     samples = load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     built = build(facts, facts.model.factory, config.training.weights)
     trusted_codec(facts, config.training.codec)
-    if tokens:
+    if inputs.kind == "tokens":
         check_tokens(built, samples.train[0])
     return config, facts
 

@@ -30,8 +30,7 @@ from dfca.models import cropped, known_factory, on_images, own_factory, pretrain
 from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling
 
-BLOCK = 4096
-"""Samples that are scored at a time: predictions of a large file need little memory."""
+BLOCK = 4096  # samples that are scored at a time: predictions of a large file need little memory
 
 
 UNSCALED = TargetFacts()
@@ -72,10 +71,7 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
     """
     if facts.privacy is not None:
         check_accountant()
-    tokens = facts.inputs.kind == "tokens"
-    model, digest = _make(
-        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, weights, facts.crop, tokens
-    )
+    model, digest = _make(facts, allowed, weights)
     if model.flat.size != facts.model.size or digest != facts.model.digest:
         raise ModelError(
             f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
@@ -86,43 +82,28 @@ def build(facts: Facts, allowed: str | None = None, weights: str | None = None) 
     return replace(model, flat=model.flat.for_task(TASKS[task]), target=facts.target)
 
 
-def measured(
-    model: ModelFacts,
-    shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    crop: int | None = None,
-    weights: str | None = None,
-    tokens: bool = False,
-) -> ModelFacts:
-    """Fill in the size and digest of a model by building it once: what the founder does."""
-    built, digest = _make(model, shape, classes, seed, model.factory, weights, crop, tokens)
-    return model.changed(size=built.flat.size, digest=digest)
+def measured(facts: Facts, weights: str | None = None) -> Facts:
+    """Fill in the size and digest of a swarm's model by building it once: what the founder does."""
+    built, digest = _make(facts, facts.model.factory, weights)
+    return facts.changed(model=facts.model.changed(size=built.flat.size, digest=digest))
 
 
-def _make(
-    model: ModelFacts,
-    shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    allowed: str | None,
-    weights: str | None,
-    crop: int | None,
-    tokens: bool,
-) -> tuple[Architecture, str]:
-    make = on_images(_factory(model, cropped(shape, crop), classes, allowed), crop, model.standardise)
+def _make(facts: Facts, allowed: str | None, weights: str | None) -> tuple[Architecture, str]:
+    model, shape, crop = facts.model, facts.inputs.sample_shape, facts.crop
+    make = on_images(_factory(model, cropped(shape, crop), facts.outputs, allowed), crop, model.standardise)
     if model.factory is None:
         with torch.device("meta"):  # no memory is taken before the size is known
             _check_size(make())
     if model.weights is not None or weights is not None:
         make = pretrained(make, _checked_weights(model.weights, weights))
-    with seeded(seed, "init", 0):
+    with seeded(facts.seed, "init", 0):
         module = make()
     _check_size(module)
     flat = FlatModel(module)
     if flat.dtype != torch.float32:
         raise ModelError(f"the model of a swarm must be of float32, got {flat.dtype}; convert it by module.float()")
-    _check_outputs(module, torch.zeros(2, *shape, dtype=torch.int64 if tokens else None), classes)
+    dtype = torch.int64 if facts.inputs.kind == "tokens" else None
+    _check_outputs(module, torch.zeros(2, *shape, dtype=dtype), facts.outputs)
     layout: list[list[Any]] = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
     if flat.frozen:
         layout.append(["constants", constants_digest(flat)])

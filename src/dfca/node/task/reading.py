@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from dfca.node.task.facts import InputFacts
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-LARGEST = 1e30
-"""A number beyond it is no measurement, and its square no float."""
+LARGEST = 1e30  # a number beyond it is no measurement, and its square no float
 MOST_CLASSES = 65_536
 ARRAYS = ("x", "tokens", "y", "features", "classes")
 

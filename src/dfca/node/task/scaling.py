@@ -17,8 +17,7 @@ from torch import Tensor
 from dfca.node.task.facts import InputFacts, ScalingFacts
 
 BYTE = 255.0
-CLIP = 1e6
-"""Scaled values beyond this are cut off: a broken sensor must not make a model overflow."""
+CLIP = 1e6  # scaled values beyond this are cut off: a broken sensor must not make a model overflow
 
 
 def measure(x: np.ndarray, kind: str) -> ScalingFacts:

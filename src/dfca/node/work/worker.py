@@ -18,21 +18,7 @@ from dfca.core.rules.election import Parts, divide
 from dfca.core.rules.merging import observe_in_slices
 from dfca.core.rules.personal import Pair, plain
 from dfca.core.state import ClientState
-from dfca.peer.records.work import (
-    Curve,
-    Draw,
-    Job,
-    Losses,
-    Observe,
-    OwnCurve,
-    Personalise,
-    Rest,
-    Score,
-    Train,
-    Trained,
-    Warm,
-    WarmUp,
-)
+from dfca.peer.records import work as jobs
 
 SLICES = 4  # work beside the rounds is done in slices of a fourth of a round's steps
 MOST_PERSONAL_SAMPLES = 4096  # personal steps are full-batch steps on at most this many samples
@@ -55,28 +41,28 @@ class Worker:
         self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
         self.layout = self.client.rules.layout
 
-    def run(self, job: Job, bank: Tensor | None) -> Any:
+    def run(self, job: jobs.Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
-        if isinstance(job, Train):
+        if isinstance(job, jobs.Train):
             assert bank is not None
             return self._train(job, bank)
-        if isinstance(job, WarmUp | Observe | Curve):
+        if isinstance(job, jobs.WarmUp | jobs.Observe | jobs.Curve):
             *_, result = self.slices(job)
             return result
-        if isinstance(job, Score):
+        if isinstance(job, jobs.Score):
             return self._losses(job, job.models)
-        if isinstance(job, Draw):
+        if isinstance(job, jobs.Draw):
             return self.client.start().bank
-        if isinstance(job, Personalise):
+        if isinstance(job, jobs.Personalise):
             assert bank is not None
             samples = few((self.client.x, self.client.y), self.client)
             deployed = deploy(self.client, bank, samples, job.closed)[1]
             self.personal = steps_of(self.client).take(deployed, samples, job.steps)
             return None
-        assert isinstance(job, Rest)
+        assert isinstance(job, jobs.Rest)
         return None
 
-    def _train(self, job: Train, bank: Tensor) -> Trained:
+    def _train(self, job: jobs.Train, bank: Tensor) -> jobs.Trained:
         client, bank = self._client(job.held_out), self._whole(bank)
         if self.memory is None or len(bank) != self.models:
             self.memory, self.models = client.first_memory(len(bank)), len(bank)
@@ -88,7 +74,7 @@ class Worker:
         losses = view.losses.nan_to_num(nan=float("inf"))
         lowest = float(losses.min()) if len(losses) else float("inf")
         fine = bool(torch.isfinite(model).all())
-        return Trained(choice.cluster, fine, model, lowest, len(client.y), tuple(losses.tolist()))
+        return jobs.Trained(choice.cluster, fine, model, lowest, len(client.y), tuple(losses.tolist()))
 
     def _whole(self, bank: Tensor) -> Tensor:
         """Draw the private columns of models that were taken over: a neighbour keeps its own."""
@@ -101,21 +87,21 @@ class Worker:
             whole[j] = self.layout.fill(bank[j], drawn[j % len(drawn)])
         return whole
 
-    def slices(self, job: Job) -> Iterator[Any]:
+    def slices(self, job: jobs.Job) -> Iterator[Any]:
         """Do a job of the background in short slices, between which rounds are trained; the last yields its result."""
-        if isinstance(job, WarmUp):
+        if isinstance(job, jobs.WarmUp):
             return self._warm_up(job)
-        if isinstance(job, Observe):
+        if isinstance(job, jobs.Observe):
             return self._observe(job)
-        assert isinstance(job, Curve)
+        assert isinstance(job, jobs.Curve)
         return self._measure(job)
 
-    def _measure(self, job: Curve) -> Iterator[OwnCurve | None]:
+    def _measure(self, job: jobs.Curve) -> Iterator[jobs.OwnCurve | None]:
         train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
         for measured in measure_in_slices(self.client, job.models, few(train, self.client), held, job.closed):
-            yield None if measured is None else OwnCurve(*measured)
+            yield None if measured is None else jobs.OwnCurve(*measured)
 
-    def _observe(self, job: Observe) -> Iterator[tuple[tuple[float, ...], float] | None]:
+    def _observe(self, job: jobs.Observe) -> Iterator[tuple[tuple[float, ...], float] | None]:
         seen, merging = self._client(held_out=True), self.client.algorithm.merging
         assert self.unseen is not None
         assert merging is not None  # else nobody surveys
@@ -134,7 +120,7 @@ class Worker:
                 judged = next(slices)
             yield judged
 
-    def _warm_up(self, job: WarmUp) -> Iterator[Warm | None]:
+    def _warm_up(self, job: jobs.WarmUp) -> Iterator[jobs.Warm | None]:
         """Train a model from the common start; one that diverges is the start itself."""
         client, parts = self._client(job.held_out), self._parts(job)
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
@@ -145,16 +131,16 @@ class Worker:
                 own = local_steps(client.model, own, x, y, options)
             yield None
         own = own if bool(torch.isfinite(own).all()) else begin
-        yield Warm(own, self._losses(job, own[None]))
+        yield jobs.Warm(own, self._losses(job, own[None]))
 
-    def _losses(self, job: WarmUp | Score, models: Tensor) -> Losses:
+    def _losses(self, job: jobs.WarmUp | jobs.Score, models: Tensor) -> jobs.Losses:
         client, parts = self._client(job.held_out), self._parts(job)
         bid, vote = (
             sample_losses(client.model, models, client.x[rows], client.y[rows]) for rows in (parts.bid, parts.vote)
         )
-        return Losses(bid, vote)
+        return jobs.Losses(bid, vote)
 
-    def _parts(self, job: WarmUp | Score) -> Parts:
+    def _parts(self, job: jobs.WarmUp | jobs.Score) -> Parts:
         client, when = self._client(job.held_out), () if job.stage is None else (job.stage,)
         return divide(len(client.y), stream(client.seed, "parts", client.id, *when))
 

@@ -72,11 +72,9 @@ def digest_of(models: Iterable[Tensor]) -> int:
 
 
 Lineage = tuple[Entry, ...]
-MOST_ENTRIES = 1000
-"""A longer lineage is nobody's."""
+MOST_ENTRIES = 1000  # a longer lineage is nobody's
 MOST_SLOTS = 4096
-FOLDED = 2**52
-"""The voters of an entry that stands for many: more than any other has, so that it is the higher one."""
+FOLDED = 2**52  # the voters of an entry that stands for many: more than any other has, so that it is the higher one
 LONGEST, KEPT, LEFT = 64, 32, 16
 """A lineage of `LONGEST` entries is folded to about `KEPT`; one of fewer than `LEFT` behind the fold is nobody's."""
 

@@ -21,19 +21,13 @@ from dfca.core.rules.relay import Offer
 from dfca.core.state import Message, PushedMessage
 from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
-MOST_ATTEMPT = 2**32
-"""No election is begun again as often."""
+MOST_ATTEMPT = 2**32  # no election is begun again as often
 MOST_TURNS = 2**14
-MOST_ROUND = 2**40
-"""No later round is believed."""
-MOST_SURVEYED = 26
-"""No survey is of more clusters: no list of a message is longer than 4096."""
-MOST_PEERS = 2**20
-"""No swarm has more."""
-MOST_PROOF = 128
-"""Bytes of a signature."""
-MOST_LOSS = 1e30
-"""A curve with a larger loss is nobody's: sums of these stay finite."""
+MOST_ROUND = 2**40  # no later round is believed
+MOST_SURVEYED = 26  # no survey is of more clusters: no list of a message is longer than 4096
+MOST_PEERS = 2**20  # no swarm has more
+MOST_PROOF = 128  # bytes of a signature
+MOST_LOSS = 1e30  # a curve with a larger loss is nobody's: sums of these stay finite
 
 # Types of fields, with what is checked where they come from somebody else.
 
@@ -327,8 +321,7 @@ ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, De
 SERVED = (Served, Report)
 KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Curves, *SERVED, *ELECTION)
 """All messages; the other records are parts of them."""
-LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)
-"""Messages that carry models."""
+LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)  # messages that carry models
 
 
 def scalars(message: Any) -> int:

@@ -12,10 +12,8 @@ from dfca.core.exchange import Rules
 from dfca.core.method import Method
 from dfca.core.rules.personal import release_round
 
-ENDLESS = 2**50
-"""From this number on there is no last round."""
-FIRST = 32
-"""The first curve is measured before this round, where rounds do not end."""
+ENDLESS = 2**50  # from this number on there is no last round
+FIRST = 32  # the first curve is measured before this round, where rounds do not end
 
 
 @dataclass(frozen=True)

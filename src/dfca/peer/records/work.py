@@ -137,8 +137,7 @@ class Warm(NamedTuple):
 Job = Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise
 
 
-LONG = (Train, Rest, WarmUp, Observe, Curve, Personalise)
-"""Jobs that take time."""
+LONG = (Train, Rest, WarmUp, Observe, Curve, Personalise)  # jobs that take time
 KEPT = (Train, Personalise)
 """Those of them that read the bank, which does not change meanwhile, and are never broken off."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FLOOR = 0.25
-"""No deadline is shorter than this part of the initial one: fast answers say little about the next model."""
+FLOOR = 0.25  # no deadline is shorter than this part of the initial one: fast answers say little about the next model
 LATEST = 8.0
 """A late answer counts as no later than this many deadlines: the clock may have jumped, or the device have slept."""
-MOST_S = 3600.0
-"""No deadline is longer, but for an initial one that is."""
+MOST_S = 3600.0  # no deadline is longer, but for an initial one that is
 
 
 @dataclass

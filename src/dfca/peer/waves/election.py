@@ -17,7 +17,7 @@ simulator does in closed form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -25,31 +25,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.method import MergeOptions
+from dfca.core.method import ElectionOptions, MergeOptions
+from dfca.core.rules import turns as rules
 from dfca.core.rules.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
-from dfca.core.rules.turns import next_slot, unasked
+from dfca.core.rules.turns import Standing, call_seats, next_slot, start_seats, unasked
 from dfca.core.state import is_finite
+from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import Entry, Lineage, digest_of, electorate, shared_length
-from dfca.peer.records.messages import (
-    Bid,
-    Call,
-    Candidate,
-    Centre,
-    Count,
-    Decision,
-    Open,
-    Refuse,
-    Stand,
-    Turn,
-    Votes,
-)
 from dfca.peer.records.work import Losses, Score
 from dfca.peer.waves.deadline import AnswerTime
-from dfca.peer.waves.turns import PASS, Standing, is_next, is_possible, standing
 from dfca.peer.waves.wave import Wave
 
-PATIENT_FOR_MODELS = 8
-"""After this many silences a peer stops waiting for others in a turn: models take their time."""
+PASS = m.Turn(None, False)  # a turn in which nobody was left that could stand
+PATIENT_FOR_MODELS = 8  # after this many silences a peer stops waiting for others in a turn: models take their time
 
 
 class Outcome(NamedTuple):
@@ -58,7 +46,7 @@ class Outcome(NamedTuple):
     base: Lineage  # the lineage that it extended
     entry: Entry | None  # its entry there, None where nothing was opened
     opened: tuple[tuple[int, Tensor], ...]  # by cluster, the models that it opened
-    call: Call | None  # what it was called for, None: a start
+    call: m.Call | None  # what it was called for, None: a start
     voted: bool  # whether this peer had a vote
 
 
@@ -79,13 +67,13 @@ class Election(Wave):
     best: tuple[float, int] | None = None  # the best bid so far: its value, minus the candidate
     route: int | None = None  # where it came from
     bid_made: bool = False  # the peer's own bid is in it
-    candidate: Candidate | None = None  # the model that is voted on
+    candidate: m.Candidate | None = None  # the model that is voted on
     tally: Tally | None = None  # the votes so far
     on_candidate: Losses | None = None  # the losses of that model
     scoring: Score | None = None  # the job that measures losses
     outcome: Outcome | None = None  # what was decided
     since_s: float = 0.0  # when this part of the turn began
-    early: dict[int, Bid | Votes | Candidate | Decision] = field(default_factory=dict)  # what overtook its cause
+    early: dict[int, Any] = field(default_factory=dict)  # by sender, the message that overtook its cause
     blamed: set[int] = field(default_factory=set)  # neighbours that were silent before
     no_shows: set[int] = field(default_factory=set)  # candidates that were asked to stand, and did not
     cut_off: bool = False  # it has lost its way to the root of a by-election, which the others hold without it
@@ -103,39 +91,39 @@ class Election(Wave):
         if take is not None:
             take(self, sender, message, now)
 
-    def _on_open(self, sender: int, message: Open, now: float) -> None:
+    def _on_open(self, sender: int, message: m.Open, now: float) -> None:
         fits = is_possible(message.log, self.call) and message.voters <= self.most
         if sender == self.parent and self.phase == "counted" and fits:
             self._opened(message.voters, message.log, message.first)
 
-    def _on_bid(self, sender: int, message: Bid, now: float) -> None:
+    def _on_bid(self, sender: int, message: m.Bid, now: float) -> None:
         if self.phase == "bid" and message.turn == len(self.log):
             self._take_bid(sender, message)
         else:
             self._keep_early(sender, message)
 
-    def _on_votes(self, sender: int, message: Votes, now: float) -> None:
+    def _on_votes(self, sender: int, message: m.Votes, now: float) -> None:
         if self.phase == "vote" and message.turn == len(self.log):
             self._take_votes(sender, message.tally)
         else:
             self._keep_early(sender, message)
 
-    def _keep_early(self, sender: int, message: Bid | Votes) -> None:
+    def _keep_early(self, sender: int, message: m.Bid | m.Votes) -> None:
         """Keep what has overtaken a model that is on its way here."""
         if sender in self.kids and 0 <= message.turn - len(self.log) <= 1:
             self.early[sender] = message
 
-    def _on_stand(self, sender: int, message: Stand, now: float) -> None:
+    def _on_stand(self, sender: int, message: m.Stand, now: float) -> None:
         if sender == self.parent and message.turn == len(self.log):
             self._stand(message.candidate, now)
 
-    def _on_candidate(self, sender: int, message: Candidate, now: float) -> None:
+    def _on_candidate(self, sender: int, message: m.Candidate, now: float) -> None:
         if message.turn == len(self.log) and self._is_awaited(sender, message):
             self._take_candidate(message, sender)
         elif sender == self.parent and self.phase == "counted":
             self.early[sender] = message  # it has overtaken the opening
 
-    def _on_decision(self, sender: int, message: Decision, now: float) -> None:
+    def _on_decision(self, sender: int, message: m.Decision, now: float) -> None:
         if sender != self.parent or message.turn != len(self.log):
             return
         if self.phase == "opening":  # it has overtaken the centres, or there are none
@@ -143,7 +131,7 @@ class Election(Wave):
         elif self._is_decidable(message.outcome):
             self._decided(message.outcome, message.done)
 
-    def _is_awaited(self, sender: int, message: Candidate) -> bool:
+    def _is_awaited(self, sender: int, message: m.Candidate) -> bool:
         """Return whether a candidate's model comes from above, or from the child that it was asked of."""
         if self.phase == "stand":
             return sender == self.route and self.best is not None and message.candidate == -self.best[1]
@@ -157,7 +145,7 @@ class Election(Wave):
         """Return whether an election was held by a root whose word does not count here."""
         return entry.root in self.banned or not self._trusts(entry.root)
 
-    def _is_decidable(self, turn: Turn) -> bool:
+    def _is_decidable(self, turn: m.Turn) -> bool:
         if self.phase != "vote":
             return self.phase == "bid" and turn == PASS
         known = self.candidate is not None and turn.candidate == self.candidate.candidate
@@ -201,7 +189,7 @@ class Election(Wave):
         for sender, message in sorted(early.items(), key=itemgetter(0)):
             self.receive(sender, message, self.last_s)
 
-    def _opened(self, voters: int, log: tuple[Turn, ...], first: int | None = None) -> None:
+    def _opened(self, voters: int, log: tuple[m.Turn, ...], first: int | None = None) -> None:
         held = 0 if self.held is None else len(self.held)
         fits = held == self._held_count
         self.voters, self.votes = voters, self.warm is not None and fits
@@ -226,7 +214,7 @@ class Election(Wave):
         """Take the root's own model as the first centre: it has the best lot, and nobody votes on it."""
         self.phase, self.missing, self.since_s = "bid", set(), self.last_s
         if first == self.id and self.warm is not None:
-            self._take_candidate(Candidate(self.key, 0, self.id, 0.0, self.warm.model), None)
+            self._take_candidate(m.Candidate(self.key, 0, self.id, 0.0, self.warm.model), None)
         self._take_early()
 
     def _open_kids(self, first: int | None) -> None:
@@ -235,10 +223,10 @@ class Election(Wave):
             for place in range(self._known_to(counted), min(len(accepted), len(self.centres))):
                 name = accepted[place].candidate
                 assert name is not None
-                self._send(kid, Centre(self.key, place, name, self.centres[place]))
-            self._send(kid, Open(self.key, self.voters, tuple(self.log), first))
+                self._send(kid, m.Centre(self.key, place, name, self.centres[place]))
+            self._send(kid, m.Open(self.key, self.voters, tuple(self.log), first))
 
-    def _known_to(self, counted: Count) -> int:
+    def _known_to(self, counted: m.Count) -> int:
         """Count the centres whose models a child had when it was counted."""
         return sum(turn.accepted for turn in self.log[: shared_length(counted.log, self.log)])
 
@@ -248,7 +236,7 @@ class Election(Wave):
         lacked = counted is not None and self._known_to(counted) < len(self.centres)
         return "stand" if self.phase == "bid" and lacked else self.phase
 
-    def _on_centre(self, sender: int, message: Centre, now: float) -> None:
+    def _on_centre(self, sender: int, message: m.Centre, now: float) -> None:
         if sender != self.parent or message.place != len(self.centres) or not self._fits(message.model):
             return
         self.centres.append(message.model)
@@ -262,9 +250,9 @@ class Election(Wave):
         """Take a model for the centre that is missing: it was on its way for longer than the attempt before lasted, and
         would be again."""
         accepted, place = [turn.candidate for turn in self.log if turn.accepted], len(self.centres)
-        late = isinstance(message, Candidate | Centre) and self.phase == "opening" and sender == self.parent
+        late = isinstance(message, m.Candidate | m.Centre) and self.phase == "opening" and sender == self.parent
         if late and accepted[place:] and message.candidate == accepted[place]:
-            return Centre(self.key, place, message.candidate, message.model)
+            return m.Centre(self.key, place, message.candidate, message.model)
         return None
 
     def _fits(self, model: Tensor) -> bool:
@@ -279,7 +267,7 @@ class Election(Wave):
     def _standing(self) -> Standing:
         return self._after(self.log)
 
-    def _after(self, log: list[Turn]) -> Standing:
+    def _after(self, log: list[m.Turn]) -> Standing:
         """Read a log. Where clusters are merged later, more are opened than needed: as many as there are peers for."""
         many = unasked(None if self.call else self.merging, self.voters)
         return standing(log, self.clusters, self.call, replace(self.options.among(self.voters), unasked=many))
@@ -332,7 +320,7 @@ class Election(Wave):
         self.bid_made = True
         self._bids_are_in()
 
-    def _take_bid(self, sender: int, message: Bid) -> None:
+    def _take_bid(self, sender: int, message: m.Bid) -> None:
         if sender not in self.missing:
             return
         self.missing.discard(sender)
@@ -346,7 +334,7 @@ class Election(Wave):
             return
         if self.parent is not None:
             value, name = (0.0, None) if self.best is None else (self.best[0], -self.best[1])
-            self._send(self.parent, Bid(self.key, len(self.log), value, name))
+            self._send(self.parent, m.Bid(self.key, len(self.log), value, name))
         elif self.best is None:
             self._decided(PASS, self._after([*self.log, PASS]).over)
         else:
@@ -363,14 +351,14 @@ class Election(Wave):
                 best = self.bid_losses[follows(self.bid_losses)]
                 gain = float(best.mean()) - float(self.warm.losses.bid[0].mean())
             gain = gain if math.isfinite(gain) else 0.0
-            self._take_candidate(Candidate(self.key, len(self.log), self.id, gain, self.warm.model), None)
+            self._take_candidate(m.Candidate(self.key, len(self.log), self.id, gain, self.warm.model), None)
         elif self.route in self.kids:
             self.phase = "stand"
-            self._send(self.route, Stand(self.key, len(self.log), candidate))
+            self._send(self.route, m.Stand(self.key, len(self.log), candidate))
         else:
             self._again(now)
 
-    def _take_candidate(self, message: Candidate, sender: int | None) -> None:
+    def _take_candidate(self, message: m.Candidate, sender: int | None) -> None:
         """Hand a candidate's model on along the tree, and vote on it."""
         if not self._fits(message.model):
             return
@@ -382,7 +370,7 @@ class Election(Wave):
             self._send(neighbour, message)
         self.missing, self.tally = self._to_wait_for(self.kids, "vote"), no_votes(self._centre_count)
         if not self._centre_count:
-            self._accept(Turn(message.candidate, True, 0))
+            self._accept(m.Turn(message.candidate, True, 0))
         elif self.votes:
             self._score(message.model[None])
         else:
@@ -404,10 +392,10 @@ class Election(Wave):
         assert self.tally is not None
         assert self.candidate is not None
         if self.parent is not None:
-            self._send(self.parent, Votes(self.key, len(self.log), self.tally))
+            self._send(self.parent, m.Votes(self.key, len(self.log), self.tally))
             return
         verdict = decide(self.tally, self.candidate.gain, self.options, self._held_count)
-        turn = Turn(self.candidate.candidate, self._standing.forced or verdict.accepted)
+        turn = m.Turn(self.candidate.candidate, self._standing.forced or verdict.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
         self._decided(turn, self._after([*self.log, turn]).over)
@@ -428,9 +416,9 @@ class Election(Wave):
             self.answer_time.observe(self.last_s - self.since_s)
         self.since_s = self.last_s
 
-    def _decided(self, turn: Turn, done: bool) -> None:
+    def _decided(self, turn: m.Turn, done: bool) -> None:
         for kid in sorted(self.kids):
-            self._send(kid, Decision(self.key, len(self.log), turn, done))
+            self._send(kid, m.Decision(self.key, len(self.log), turn, done))
         if self.phase == "vote":
             self._learn_answer_time()
         if turn.accepted and self.votes and self.on_candidate is not None:
@@ -438,7 +426,7 @@ class Election(Wave):
             self.vote_losses = _join(self.vote_losses, self.on_candidate.vote)
         self._accept(turn, done)
 
-    def _accept(self, turn: Turn, done: bool = False) -> None:
+    def _accept(self, turn: m.Turn, done: bool = False) -> None:
         """Enter a turn into the log, and begin the next, or end."""
         self.log.append(turn)
         if turn.accepted:
@@ -539,14 +527,37 @@ def _join(known: Tensor | None, more: Tensor) -> Tensor:
     return more if known is None else torch.cat([known, more])
 
 
+def standing(log: Collection[m.Turn], clusters: int | None, call: m.Call | None, options: ElectionOptions) -> Standing:
+    """Read a log of turns of the election of a start, or of a by-election."""
+    if call is None:
+        seats = start_seats(clusters, options.most, options.unasked)
+    else:
+        seats = call_seats(call.lost, call.closed, call.clusters, options.most)
+    return rules.standing(((turn.candidate, turn.accepted) for turn in log), seats, options.patience)
+
+
+def is_possible(log: Sequence[m.Turn], call: m.Call | None) -> bool:
+    """Return whether an election could have decided this."""
+    return all(is_next(turn, log[:place], call) for place, turn in enumerate(log))
+
+
+def is_next(turn: m.Turn, before: Sequence[m.Turn], call: m.Call | None) -> bool:
+    """Return whether a turn can follow others: where it opens a cluster, it is one that may be opened."""
+    taken = [held.slot for held in before if held.accepted]
+    if not turn.accepted or call is None:
+        return turn.slot == (len(taken) if turn.accepted else -1)
+    free = [j for j in (*call.lost, *call.closed) if j not in taken]
+    return turn.slot in free or turn.slot == max([call.clusters - 1, *taken]) + 1
+
+
 _TAKES: dict[type, Callable[[Election, int, Any, float], None]] = {
-    Count: lambda wave, sender, message, now: wave._take_count(sender, message),
-    Refuse: lambda wave, sender, message, now: wave._without(sender, now),
-    Open: Election._on_open,
-    Centre: Election._on_centre,
-    Bid: Election._on_bid,
-    Stand: Election._on_stand,
-    Candidate: Election._on_candidate,
-    Votes: Election._on_votes,
-    Decision: Election._on_decision,
+    m.Count: lambda wave, sender, message, now: wave._take_count(sender, message),
+    m.Refuse: lambda wave, sender, message, now: wave._without(sender, now),
+    m.Open: Election._on_open,
+    m.Centre: Election._on_centre,
+    m.Bid: Election._on_bid,
+    m.Stand: Election._on_stand,
+    m.Candidate: Election._on_candidate,
+    m.Votes: Election._on_votes,
+    m.Decision: Election._on_decision,
 }

@@ -28,27 +28,22 @@ from dfca.peer.records.work import Warm
 from dfca.peer.waves.deadline import AnswerTime
 
 Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "done"]
-NO_WAVE = Key(-1, 0, 0, 0, 0)
-"""Less than the key of any wave."""
+NO_WAVE = Key(-1, 0, 0, 0, 0)  # less than the key of any wave
 SILENT = 3
 """After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for a message."""
 MOST_DOUBLINGS, LEARNED_DOUBLINGS = 6, 4
 """How often that may be: with a first deadline of a minute, an hour; less where it is known how long answers take. Who
 waits for longer than that after minutes of faults holds up all others."""
-MOST_AHEAD = 1000
-"""No peer joins a wave of an attempt that is further ahead."""
-PATIENT = 5
-"""From this many silences on a peer stops waiting for others."""
+MOST_AHEAD = 1000  # no peer joins a wave of an attempt that is further ahead
+PATIENT = 5  # from this many silences on a peer stops waiting for others
 STRIKES = {"wave": 2, "bid": 2, "stand": 3, "vote": 3}
 """A peer that was waited for in vain this often in a phase is waited for no more: models take their time. A root waits
 once more, so that its children, which wait for theirs, continue first."""
 ROOT_STRIKES = 5
 """No peer joins the waves of a root of which this many ended in silence: more than a root needs to give up a member
 that is silent."""
-MOST_WAVES = 32
-"""Nor of one that began this many in all."""
-MOST_ROOTS = 4096
-"""Of how many roots a peer remembers that."""
+MOST_WAVES = 32  # nor of one that began this many in all
+MOST_ROOTS = 4096  # of how many roots a peer remembers that
 
 
 @dataclass
