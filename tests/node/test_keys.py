@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dfca.base.errors import ConfigError, DataError
 from dfca.cli import app
 from dfca.node.trust import authority
-from dfca.node.trust.authority import Introduce, make_bundle, read_bundle, read_request, sign_request
+from dfca.node.trust.authority import make_bundle, read_bundle, read_request, sign_request
 from dfca.node.trust.identity import Identity, fingerprint
 from dfca.node.trust.roster import Roster
 
@@ -139,7 +139,7 @@ def test_forged_files_are_refused(folder: Path) -> None:
         with pytest.raises(DataError, match="is not a request"):
             read_request(garbage)
 
-    _, bundle = sign_request(folder / "home", read_request(data), Introduce())
+    _, bundle = sign_request(folder / "home", read_request(data))
     assert make_bundle(read_bundle(bundle)) == bundle
     content = json.loads(bundle)
     for change in (
@@ -167,4 +167,4 @@ def test_the_libraries_of_nodes_may_be_missing(folder: Path, monkeypatch: pytest
 def test_a_request_needs_a_fleet_and_a_name(folder: Path) -> None:
     Identity.create(folder / "home")
     with pytest.raises(ConfigError, match="has no name yet"):
-        sign_request(folder / "home", read_request(authority.make_request(folder / "kitchen")), Introduce())
+        sign_request(folder / "home", read_request(authority.make_request(folder / "kitchen")))

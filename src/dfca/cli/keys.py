@@ -85,12 +85,12 @@ def sign(
 ) -> None:
     """Introduce the device of a request, once its fingerprint is the one that the device shows; write its bundle."""
     need_libraries("dfca keys")
-    from dfca.node.trust.authority import Introduce, read_request, sign_request
+    from dfca.node.trust.authority import read_request, sign_request
 
     asked = read_request(_read(request))
     _print_fingerprint(asked.id)
     _confirm("Does the device show the same fingerprint?", yes)
-    member, bundle = sign_request(authority, asked, Introduce(name, tuple(address or ()), may_introduce))
+    member, bundle = sign_request(authority, asked, name, address or (), may_introduce)
     path = out or Path(f"{request.name.removesuffix('.json').removesuffix('.request')}.bundle.json")
     _write(path, bundle)
     _print(f"{member.name} is a member; bundle in {path}; on the device: dfca keys accept NODE {path}")

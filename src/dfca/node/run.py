@@ -79,6 +79,8 @@ def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any)
 
     wire: None for gRPC. changes: other fields of `NetOptions`.
     """
+    import torch
+
     from dfca.node.net.options import NetOptions, Swarm
     from dfca.node.net.transport import GrpcTransport
 
@@ -95,5 +97,8 @@ def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any)
         payload_bytes=None if codec is None else codec.bytes(facts.model_size),
         kept=() if layout is None else layout.private,
     )
+    if encoding == "int8":  # what is not trained, such as the statistics of batch norm, stays exact
+        flat = folder.model.flat
+        swarm = replace(swarm, tail=int(swarm.cut((torch.arange(flat.size) >= flat.trained).float()).sum()))
     options = replace(options, **changes)
     return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path, wire, folder.around)

@@ -94,15 +94,14 @@ class Service:
         self.folder, self.options, self._make_transport = folder, options, make_transport
         self._build_work = build_work or make_work
         config, self._around = folder.config, folder.around
-        self._clock = self._around.clock
         self.log: Log = options.log or open_log(
             folder.path, options.log_format or config.log.format, config.log.level, options.log_stream
         )
-        self.notes = NodeLog(self.log, self._name, now=self._clock.steady)
+        self.notes = NodeLog(self.log, self._name, now=self._around.steady)
         self._stop: asyncio.Event | None = None
         self._pairing: Any = None
         self._joined: list[dict[str, str]] = []
-        self._began = self._clock.wall()
+        self._began = self._around.wall()
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
         self._waits = ""
@@ -259,21 +258,21 @@ class Service:
 
     async def _tick(self) -> None:
         """Look after what changes slowly: roster, addresses, problems. Raises if the node cannot continue."""
-        status_at, addresses_at, looked_at = -math.inf, self._clock.steady(), self._clock.steady()
+        status_at, addresses_at, looked_at = -math.inf, self._around.steady(), self._around.steady()
         while True:
             self._check_member()
             if self.node.failure is not None:
                 raise self.node.failure
-            if self._clock.steady() >= self._roster_after:
-                begin = self._clock.steady()
+            if self._around.steady() >= self._roster_after:
+                begin = self._around.steady()
                 self._watch("roster", self.folder.save_roster)
                 # The news of others come again after a crash: a large roster is written in a hundredth of the time.
-                self._roster_after = self._clock.steady() + 100 * (self._clock.steady() - begin)
+                self._roster_after = self._around.steady() + 100 * (self._around.steady() - begin)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
             self._check_fit()
             self._check_poison()
-            now = self._clock.steady()
+            now = self._around.steady()
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
                 self._watch("address", self._announce)
@@ -370,7 +369,7 @@ class Service:
     def _announce(self) -> None:
         """Tell the members where this device is reached."""
         self.addresses = own_addresses(self.folder.config, self.port)
-        self.folder.roster.announce(self.folder.identity, self.addresses, self._clock.wall())
+        self.folder.roster.announce(self.folder.identity, self.addresses, self._around.wall())
         self.folder.save_roster()
 
     def _name(self, number: int) -> str:
@@ -393,9 +392,9 @@ class Service:
         return {
             "running": True,
             "version": self.options.version,
-            "time": datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="seconds"),
+            "time": datetime.fromtimestamp(self._around.wall(), UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
-            "up_s": self._clock.wall() - self._began,
+            "up_s": self._around.wall() - self._began,
             "name": folder.config.name,
             "id": folder.identity.id,
             "swarm": folder.facts.swarm_id,
@@ -510,7 +509,7 @@ def make_work(folder: NodeFolder) -> LocalWork:
     guard = None
     if facts.privacy is None:  # what it goes back to would depend on exact scores
         around = folder.around
-        guard = ModelGuard(guess_loss(facts), folder.path, around.clock.steady, around.disk, folder.layout)
+        guard = ModelGuard(guess_loss(facts), folder.path, around.steady, around.disk, folder.layout)
     work = LocalWork(samples(), refresh, guard=guard, is_stale=data.is_stale)
     give_back_memory()
     return work

@@ -9,33 +9,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.node.trust.doors import Listen, TlsDoor
-
-
-class NodeClock(Protocol):
-    """The time. Waiting is the event loop's part."""
-
-    def steady(self) -> float:
-        """Return seconds that never go back."""
-
-    def wall(self) -> float:
-        """Return the seconds since 1970."""
-
-
-class SystemClock:
-    """The clock of this machine."""
-
-    def steady(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()
-
-
-SYSTEM_CLOCK = SystemClock()
 
 
 class OneThread(Executor):
@@ -86,7 +63,8 @@ def start_threads(name: str, count: int = 1) -> Executor:
 class Surroundings:
     """What a node takes from its machine."""
 
-    clock: NodeClock = SYSTEM_CLOCK
+    steady: Callable[[], float] = time.monotonic  # seconds that never go back; waiting is the event loop's part
+    wall: Callable[[], float] = time.time  # seconds since 1970
     disk: Disk = SYSTEM_DISK
     threads: Callable[[str, int], Executor] = start_threads
     random_bits: Callable[[int], int] = secrets.randbits

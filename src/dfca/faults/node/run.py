@@ -274,7 +274,7 @@ class WatchedFolder(NodeFolder):
 
     def store(self) -> DiskStore:
         around = self.around
-        return WatchedStore(self.path / STATE, disk=around.disk, now=around.clock.wall, device=self.device)
+        return WatchedStore(self.path / STATE, disk=around.disk, now=around.wall, device=self.device)
 
 
 class WatchedService(Service):
@@ -364,7 +364,7 @@ class NodeRun:
     async def _live(self, life: NodeLife) -> None:
         device, node = life.device, life.device.node
         bits = Random(f"{node}/{device.incarnation}").getrandbits
-        around = Surroundings(life, LifeDisk(life), life.threads, bits, life.listen)
+        around = Surroundings(life.steady, life.wall, LifeDisk(life), life.threads, bits, life.listen)
         network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
         training = TrainingConfig(rest_s=self.world.rest_s)
         config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network, training=training)

@@ -101,7 +101,7 @@ class NodeFolder:
 
     def store(self) -> DiskStore:
         """Open the store of its models."""
-        return DiskStore(self.path / STATE, disk=self.around.disk, now=self.around.clock.wall)
+        return DiskStore(self.path / STATE, disk=self.around.disk, now=self.around.wall)
 
     def save_roster(self) -> None:
         """Write the roster if it has changed."""

@@ -162,7 +162,7 @@ class PeerService:
         known = self._local.roster.member(member)
         if known is None:  # removed in the meantime
             raise Refused("member")
-        steady, in_parts = self._local.around.clock.steady, self._local.greeting.agrees_on_parts(hello)
+        steady, in_parts = self._local.around.steady, self._local.greeting.agrees_on_parts(hello)
         return NetLink(member, known.number, call, options, self._local.now, False, steady, in_parts)
 
     async def _last_word(self, call: InStream, frame: bytes) -> bool:

@@ -243,7 +243,7 @@ class GrpcTransport:
         link, heard = self._neighbours.links.get(member), self._local.traffic.heard.get(member)
         if link is not None:
             return round(self._local.now() - link.detector.heard, 3)
-        return None if heard is None else round(max(0.0, self._around.clock.wall() - heard), 3)
+        return None if heard is None else round(max(0.0, self._around.wall() - heard), 3)
 
     # The graph.
 
@@ -335,7 +335,7 @@ class GrpcTransport:
         self._last[link.member] = str(why)
         if why.reason == "silent":
             self._alarms.end(link.member, self._local.now())
-        heard = self._around.clock.wall() - (self._local.now() - link.detector.heard)
+        heard = self._around.wall() - (self._local.now() - link.detector.heard)
         self._local.traffic.end_link(link.member, link.bytes_in, link.bytes_out, heard)
         if why.guilty:
             self._local.refusals.add(why.reason, link.member)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,6 @@ class Bundle:
         return self.roster.root
 
 
-@dataclass(frozen=True)
-class Introduce:
-    """How the authority introduces a device; None and empty: as the request says."""
-
-    name: str | None = None
-    addresses: tuple[str, ...] = ()
-    may_introduce: bool = False
-
-
 def make_request(folder: Path, name: str | None = None, addresses: Iterable[str] = ()) -> bytes:
     """Write the request of the device in a folder, which gets a key if it has none.
 
@@ -121,19 +112,25 @@ def read_request(data: bytes) -> DeviceRequest:
     return DeviceRequest(id_, certificate, name, addresses, None if facts is None else _to_bytes(facts))
 
 
-def sign_request(folder: Path, request: DeviceRequest, how: Introduce) -> tuple[Member, bytes]:
-    """Introduce the device of a request; return the member and the bundle for it.
+def sign_request(
+    folder: Path,
+    request: DeviceRequest,
+    name: str | None = None,
+    addresses: Sequence[str] = (),
+    may_introduce: bool = False,
+) -> tuple[Member, bytes]:
+    """Introduce the device of a request; return the member and the bundle for it. name, addresses: else the request's.
 
     Raises ConfigError if it has no name, was removed, or the fleet has no facts yet; DataError if a file of the
     authority cannot be used.
     """
     folder = Path(folder)
     identity = Identity.load(folder)
-    name, addresses = _check_given(how.name or request.name, list(how.addresses or request.addresses))
-    if name is None:
+    named, reached = _check_given(name or request.name, list(addresses or request.addresses))
+    if named is None:
         raise ConfigError(f"device {short(request.id)} has no name yet; give it one: --name NAME")
     facts, roster = _open_fleet(folder, identity, request)
-    member = roster.introduce(identity, request.certificate, name, addresses, how.may_introduce)
+    member = roster.introduce(identity, request.certificate, named, reached, may_introduce)
     _save_fleet(folder, facts, roster)
     return member, make_bundle(Bundle(facts, roster))
 

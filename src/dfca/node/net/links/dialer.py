@@ -174,7 +174,7 @@ class Dialer:
             self.reached[member] = address
             self._unreached.pop(member, None)
             self.errors.pop(member, None)
-            steady, in_parts = self._local.around.clock.steady, self._local.greeting.agrees_on_parts(frame)
+            steady, in_parts = self._local.around.steady, self._local.greeting.agrees_on_parts(frame)
             link = NetLink(member, number, call, options, self._local.now, True, steady, in_parts)
             await self._neighbours.run(link)
         finally:

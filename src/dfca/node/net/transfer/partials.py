@@ -36,11 +36,11 @@ class Partial:
     def __init__(self, path: Path, size: int, in_memory: int, buffered: bool, around: Surroundings = SYSTEM) -> None:
         self.size, self.offset = size, 0  # of the whole, and of what has come
         self._path, self._in_memory = path, in_memory
-        self._clock, self._disk = around.clock, around.disk
+        self._steady, self._disk = around.steady, around.disk
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
         self._lock, self._closed = threading.RLock(), False
-        self._since = self._clock.steady()
+        self._since = self._steady()
         self.resumed = self._resume()
         is_buffered = not self.resumed and (buffered or size <= in_memory)
         self._buffer = np.empty(size, np.uint8) if is_buffered else None
@@ -59,7 +59,7 @@ class Partial:
             elif self._buffer is None:
                 self._file = self._disk.append(self._path)
                 _write(self._file, data)
-            elif self.size > self._in_memory and self._clock.steady() - self._since > SPILL_S:
+            elif self.size > self._in_memory and self._steady() - self._since > SPILL_S:
                 self._spill()
 
     def digest(self) -> bytes:
@@ -148,7 +148,7 @@ class Partials:
             path = self.folder / name
             with suppress(OSError):
                 status = self._disk.status(path) if PATTERN.fullmatch(name) else None
-                if status is None or self._around.clock.wall() - status.changed > KEEP_S:
+                if status is None or self._around.wall() - status.changed > KEEP_S:
                     self._disk.remove(path)
 
     def open(self, name: bytes, member: str, size: int) -> Partial | None:
