@@ -25,7 +25,7 @@ from dfca.node.operate.commands import predict_file
 from dfca.node.operate.status import read_status
 from dfca.node.task.facts import Facts
 from dfca.node.wire import codec, frames, payload
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 from dfca.report.page import write_report
 from dfca.runs.runner import run
 from dfca.runs.sink import NullSink

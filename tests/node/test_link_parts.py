@@ -12,7 +12,7 @@ from dfca.node.net.links.wire import StreamCancelled
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import read_part, write_part
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 
 OPTIONS = NetOptions(least_chunk_bytes=4, chunk_bytes=64, reads_per_member=2)
 

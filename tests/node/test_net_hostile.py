@@ -25,7 +25,7 @@ from dfca.node.net.transfer.chunks import read_part, write_part
 from dfca.node.trust.identity import Identity
 from dfca.node.wire import codec, frames
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 from dfca.peer.records.messages import Copy, Nothing
 
 GREETING = Greeting(SWARM, SIZE, pb.FLOAT32, "villain", parts=False)  # its models are read by calls

@@ -22,7 +22,7 @@ from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 
 ONE, TWO = "a" * 52, "b" * 52
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from dfca.base.errors import ConfigError, DataError
 from dfca.node.trust import handshake, pairing
-from dfca.node.trust.doors import server_context
-from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
+from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript, server_context
 from dfca.node.trust.identity import Identity, encode_id, peer_number
 from dfca.node.trust.invite import Invite, qr
 from dfca.node.trust.joining import CURES, Joined, PairingError, join

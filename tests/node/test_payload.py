@@ -18,9 +18,8 @@ from torch import Tensor
 from dfca.core.learning.params import FlatModel
 from dfca.models import cnn
 from dfca.node.wire import payload
-from dfca.node.wire.frames import ENCODINGS
+from dfca.node.wire.frames import ENCODINGS, REASONS, Refused
 from dfca.node.wire.payload import BLOCK, Expect, pack, unpack
-from dfca.node.wire.refused import REASONS, Refused
 
 FINITE32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
 FINITE64 = st.floats(allow_nan=False, allow_infinity=False, width=64)

@@ -22,8 +22,7 @@ from dfca.node.operate.metrics import metrics_of
 from dfca.node.operate.status import _facts, describe_privacy
 from dfca.node.service import make_work
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import build
-from dfca.node.task.noise import secret_noise
+from dfca.node.task.learner import build, secret_noise
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 

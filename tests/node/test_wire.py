@@ -27,7 +27,7 @@ from dfca.core.state import Message
 from dfca.node.net.transfer.chunks import write_chunk
 from dfca.node.wire import codec, frames
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import REASONS, Refused
+from dfca.node.wire.frames import REASONS, Refused
 from dfca.peer.records import messages
 from dfca.peer.records.lineage import Entry
 from dfca.peer.records.messages import (

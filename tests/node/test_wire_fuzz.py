@@ -16,7 +16,7 @@ from mutations import BANK, BYTES, FRAME_MUTATIONS, FRAMES, MODEL, MUTATIONS, PA
 from torch import Tensor
 
 from dfca.node.wire import codec, frames, payload
-from dfca.node.wire.refused import REASONS, Refused
+from dfca.node.wire.frames import REASONS, Refused
 from dfca.peer.records import messages as m
 
 

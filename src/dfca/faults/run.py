@@ -65,9 +65,8 @@ class Event(NamedTuple):
     time: float
     rank: int
     number: int
-    kind: str
-    peer: int
-    detail: Any
+    act: Callable[..., None]
+    arguments: tuple[Any, ...]
 
 
 @dataclass
@@ -171,10 +170,10 @@ class FaultRun:
 
     # The clock.
 
-    def push(self, time: float, rank: int, kind: str, peer: int, detail: Any = None) -> None:
+    def push(self, time: float, rank: int, act: Callable[..., None], *arguments: Any) -> None:
         """Plan an event."""
         self.count += 1
-        heapq.heappush(self.queue, Event(time, rank, self.count, kind, peer, detail))
+        heapq.heappush(self.queue, Event(time, rank, self.count, act, arguments))
 
     def run(self) -> None:
         """Carry the world out. Raises Violation."""
@@ -182,7 +181,9 @@ class FaultRun:
         end_s = self.world.faults_s + allowed_s(self.world) + STABLE_S
         while True:
             while self.queue and self.queue[0].time <= self.now:
-                self._handle(heapq.heappop(self.queue))
+                self._count(1)
+                event = heapq.heappop(self.queue)
+                event.act(*event.arguments)
             due = [i for i in sorted(self.peers) if self._due(i) <= self.now]
             if due:
                 self._count(len(due))
@@ -210,80 +211,58 @@ class FaultRun:
         for i in self.ids:
             if i in late:
                 self.away.add(i)
-                self.push(late[i], 0, "return", i, True)
+                self.push(late[i], 0, self._return, i, None)
             else:
                 self._born(i, None, late=False)
         self._update_links()
         for crash in world.crashes:
-            self.push(crash.at_s, 0, "crash", crash.peer, crash)
+            self.push(crash.at_s, 0, self._plan_crash, crash)
         for cut in world.cuts:
-            self.push(cut.begin_s, 0, "cut", 0)
-            self.push(cut.end_s, 0, "cut", 0)
+            self.push(cut.begin_s, 0, self._update_links)
+            self.push(cut.end_s, 0, self._update_links)
         for peer, at_s, jump in world.jumps:
-            self.push(at_s, 0, "jump", peer, jump)
+            self.push(at_s, 0, self._jump, peer, jump)
         for _ in range(world.flaps):
             if self.links:
                 at_s, place = self.rnd.uniform(0, world.faults_s), self.rnd.randrange(len(self.links))
-                self.push(at_s, 0, "flap", 0, list(self.links)[place])
+                self.push(at_s, 0, self._break, list(self.links)[place])
         for one, other, every_s in world.flapping:
             for number in range(1, 1 + int(world.faults_s / every_s)):
-                self.push(number * every_s, 0, "flap", 0, frozenset((one, other)))
+                self.push(number * every_s, 0, self._break, frozenset((one, other)))
         for _ in range(world.rewires):
-            self.push(self.rnd.uniform(0, world.faults_s), 0, "rewire", 0)
+            self.push(self.rnd.uniform(0, world.faults_s), 0, self._rewire)
         if world.drift_s:
-            self.push(world.drift_s, 0, "drift", 0)
+            self.push(world.drift_s, 0, self._drift)
         if world.swap >= 0:
-            self.push(self.rnd.uniform(0, world.faults_s), 3, "swap", self.ids[world.swap % len(self.ids)])
-        self.push(world.faults_s, 0, "stop", 0)
+            self.push(self.rnd.uniform(0, world.faults_s), 3, self._swap, self.ids[world.swap % len(self.ids)])
+        self.push(world.faults_s, 0, self._stop)
 
     def _count(self, events: int) -> None:
         self.handled += events
         if self.handled > self.most_events:
             raise Violation(f"hangs at {self.now:g} s: {self._unwell()}")
 
-    def _handle(self, event: Event) -> None:
-        self._count(1)
-        _, _, _, kind, i, detail = event
-        if kind == "deliver":
-            self._deliver(i, *detail)
-        elif kind == "done":
-            peer, (life, job) = self.peers.get(i), detail
-            if peer is None or life != self.lives[i]:
-                return
-            if isinstance(job, LONG) and not peer.runs(job):
-                return
-            self._call(i, "finished", job, self.work[i].run(job, peer.bank))
-        elif kind == "link":
-            self._notice(i, *detail)
-        elif kind == "crash":
-            if self.stopped or i in self.away:
-                return
-            if detail.when == "any" or i == SERVER:
-                self._crash(i, detail)
-            else:
-                self.pending[i] = detail
-        elif kind == "saved":
-            self._end_save(i, *detail)
-        elif kind == "return":
-            self._return(i, detail)
-        elif kind == "cut":
-            self._update_links()
-        elif kind == "jump":
-            self.offsets[i] += detail
-        elif kind == "flap":
-            if detail in self.links:
-                self._break(detail)
-        elif kind == "rewire":
-            self._rewire()
-        elif kind == "rewired":
-            self._take_neighbours(i)
-        elif kind == "drift":
-            for peer in self.ids:
-                self.work[peer].move_to((peer % self.world.groups) + 10 * (peer % 2))
-        elif kind == "swap":
-            self._swap(i)
-        elif kind == "stop":
-            self._stop()
+    def _finish(self, i: int, life: int, job: Job) -> None:
+        peer = self.peers.get(i)
+        if peer is None or life != self.lives[i] or (isinstance(job, LONG) and not peer.runs(job)):
+            return
+        self._call(i, "finished", job, self.work[i].run(job, peer.bank))
+
+    def _plan_crash(self, crash: Crash) -> None:
+        i = crash.peer
+        if self.stopped or i in self.away:
+            return
+        if crash.when == "any" or i == SERVER:
+            self._crash(i, crash)
+        else:
+            self.pending[i] = crash
+
+    def _jump(self, i: int, seconds: float) -> None:
+        self.offsets[i] += seconds
+
+    def _drift(self) -> None:
+        for i in self.ids:
+            self.work[i].move_to((i % self.world.groups) + 10 * (i % 2))
 
     # Peers.
 
@@ -328,7 +307,7 @@ class FaultRun:
             return
         for job in ready.work:
             takes = self.round_s[i] if isinstance(job, Train | Rest) else 2.0 if isinstance(job, LONG) else 0.0
-            self.push(self.now + takes, 1, "done", i, (self.lives[i], job))
+            self.push(self.now + takes, 1, self._finish, i, self.lives[i], job)
         self._save_then_send(i, peer, peer.save() if ready.save and isinstance(peer, Peer) else None, ready.messages)
 
     def _is_struck(self, i: int, peer: Machine, moment: str) -> bool:
@@ -352,13 +331,13 @@ class FaultRun:
             if self.world.save_s and len(writes) < 2:
                 writes.append(max([self.now, *writes]) + self.world.save_s)
             if (crash := self.pending.get(i)) is not None and crash.when == "during save":
-                self.push(self.now + self.world.save_s / 2, 0, "crash", i, replace(crash, when="any"))
+                self.push(self.now + self.world.save_s / 2, 0, self._plan_crash, replace(crash, when="any"))
                 del self.pending[i]
         if not writes:
             self._end_save(i, self.lives[i], saved, [(to, message, None) for to, message in messages])
         elif saved is not None or messages:
             epochs = [(to, message, self.known.get((i, to))) for to, message in messages]
-            self.push(writes[-1], 0, "saved", i, (self.lives[i], saved, epochs))
+            self.push(writes[-1], 0, self._end_save, i, self.lives[i], saved, epochs)
 
     def _end_save(self, i: int, life: int, saved: Saved | None, messages: list[tuple[int, Any, int | None]]) -> None:
         """Send what rests on a save that is written now, over links that did not go down meanwhile."""
@@ -385,12 +364,12 @@ class FaultRun:
             saved = kept[-1]
         elif crash.keeps == "old" and kept:
             saved = kept[0]
-        self.push(min(self.world.faults_s, self.now + crash.away_s), 0, "return", i, saved or True)
+        self.push(min(self.world.faults_s, self.now + crash.away_s), 0, self._return, i, saved)
 
-    def _return(self, i: int, what: Any) -> None:
+    def _return(self, i: int, saved: Saved | None) -> None:
         if i in self.peers:
             return
-        self._born(i, what if isinstance(what, Saved) else None, late=True)
+        self._born(i, saved, late=True)
         self._update_links(i)
 
     def _swap(self, i: int) -> None:
@@ -411,7 +390,7 @@ class FaultRun:
         self.one_way = {}
         for i in self.ids:
             if i not in self.peers:
-                self.push(self.now, 0, "return", i, self.saves[i][-1] if self.saves[i] else True)
+                self.push(self.now, 0, self._return, i, self.saves[i][-1] if self.saves[i] else None)
         self._update_links()
         self.rounds_at_stop = {i: self.peers[i].round if i in self.peers else 0 for i in self.ids}
 
@@ -428,7 +407,7 @@ class FaultRun:
             self.graph.add_edge(i, j)
             self.links.setdefault(frozenset((i, j)), FaultLink())
         for end in (i, j):
-            self.push(self.now + self.rnd.uniform(0, 1.0), 0, "rewired", end)
+            self.push(self.now + self.rnd.uniform(0, 1.0), 0, self._take_neighbours, end)
 
     def _take_neighbours(self, i: int) -> None:
         if i in self.peers:
@@ -458,19 +437,19 @@ class FaultRun:
             for i in link:
                 (other,) = link - {i}
                 later = self.rnd.uniform(0, 2.0) if not up else 0.0
-                self.push(self.now + later, 0, "link", i, (other, state.epoch, up))
+                self.push(self.now + later, 0, self._notice, i, other, state.epoch, up)
 
     def _break(self, link: frozenset[int]) -> None:
         """Break a link for a moment: what is on its way is lost."""
-        state = self.links[link]
-        if not state.up or self.stopped:
+        state = self.links.get(link)
+        if state is None or not state.up or self.stopped:
             return
         state.up = False
         state.epoch += 1
-        self.push(self.now + 0.2, 0, "cut", 0)
+        self.push(self.now + 0.2, 0, self._update_links)
         for i in link:
             (other,) = link - {i}
-            self.push(self.now + self.rnd.uniform(0, 0.4), 0, "link", i, (other, state.epoch, False))
+            self.push(self.now + self.rnd.uniform(0, 0.4), 0, self._notice, i, other, state.epoch, False)
 
     def _notice(self, i: int, other: int, epoch: int, up: bool) -> None:
         """Let an end of a link notice that it went down or up."""
@@ -517,7 +496,7 @@ class FaultRun:
                 if rnd.random() < world.loss:
                     return
                 if rnd.random() < world.duplication:
-                    self.push(self.now + delay * rnd.uniform(0.5, 3), 2, "deliver", to, (i, link.epoch, message))
+                    self.push(self.now + delay * rnd.uniform(0.5, 3), 2, self._deliver, to, i, link.epoch, message)
                 if rnd.random() < world.corruption and well_formed(message):
                     message = corrupt(message, rnd)
                     self.made.setdefault((to, id(message.message.model)), (None, message.message.model))
@@ -529,7 +508,7 @@ class FaultRun:
                 delay += 2 * world.delay_s + 0.1
             at = max(self.now + delay, link.last.get(to, 0.0))
             link.last[to] = at
-        self.push(at, 2, "deliver", to, (i, link.epoch, message))
+        self.push(at, 2, self._deliver, to, i, link.epoch, message)
 
     def _remember(self, to: int, message: Any) -> None:
         """Keep of which lineage a model claims to be when it is sent."""

@@ -21,7 +21,10 @@ def own_addresses(config: NodeConfig, port: int) -> tuple[str, ...]:
     network = config.network
     if network.advertise:
         return network.advertise
-    hosts = [network.host] if not is_unspecified(network.host) else outgoing_hosts() or _reachable() or ["127.0.0.1"]
+    hosts = [network.host] if not is_unspecified(network.host) else outgoing_hosts()
+    if not hosts:  # a network without a route
+        hosts = [host for host in interface_hosts(socket.AF_INET, socket.AF_INET6) if _is_for_others(host)][:MOST]
+    hosts = hosts or ["127.0.0.1"]
     return tuple(join_address(host, port) for host in hosts)
 
 
@@ -36,11 +39,6 @@ def outgoing_hosts() -> list[str]:
         except OSError:
             continue
     return [host for host in hosts if _is_for_others(host)]
-
-
-def _reachable() -> list[str]:
-    """List addresses of this machine, for a network without a route."""
-    return [host for host in interface_hosts(socket.AF_INET, socket.AF_INET6) if _is_for_others(host)][:MOST]
 
 
 def interface_hosts(*families: socket.AddressFamily) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dfca.node.disk.disk import SYSTEM_DISK, Disk
-from dfca.node.trust.doors import Listen, TlsDoor
+from dfca.node.trust.handshake import Listen, TlsDoor
 
 
 class OneThread(Executor):

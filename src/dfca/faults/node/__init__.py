@@ -1,7 +1,7 @@
 """Whole nodes in a simulated world: `dfca faults --layer node`.
 
 `Service`, `Node`, the network's logic, pairing and the store are those of real nodes. Clock, disk, threads, wire and
-the door of pairing are simulated (`node.surroundings`, `node.net.links.wire`, `node.trust.doors`), and so is training.
+the door of pairing are simulated (`node.surroundings`, `node.net.links.wire`, `node.trust.handshake`), and training.
 All nodes of a world share one event loop with a virtual clock, so that a world takes a second and every run of it is
 the same.
 

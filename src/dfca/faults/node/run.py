@@ -373,6 +373,8 @@ class NodeRun:
             folder = WatchedFolder(device.path, config, identity(node), self.facts, roster, around, device=device)
             folder.check_member()
             options = ServiceOptions(log=life.log, has_control=False)
+            algorithm = self.facts.make_algorithm()
+            models = algorithm.bank_size(self.facts.clusters or 1)
             changes: dict[str, Any] = {"parts": node not in self.world.old}
             changes |= {"least_chunk_bytes": self.world.chunk_bytes, "chunk_bytes": max(1024, self.world.chunk_bytes)}
             if self.world.chunk_bytes < 1024:
@@ -381,7 +383,7 @@ class NodeRun:
                 folder,
                 options,
                 lambda folder: make_transport(folder, life.wire, **changes),
-                lambda folder: cast(Any, NodeWork(0, node, node % self.world.groups, self._start(), self._models())),
+                lambda folder: cast(Any, NodeWork(0, node, node % self.world.groups, algorithm.start, models)),
             )
             service.folded = self.folded
             service.idling.quiet_rounds = QUIET_ROUNDS
@@ -395,29 +397,19 @@ class NodeRun:
             if not life.dead:
                 life.dead = True
 
-    def _start(self) -> str:
-        return self.facts.make_algorithm().start
-
-    def _models(self) -> int:
-        return self.facts.make_algorithm().bank_size(self.facts.clusters or 1)
-
     def _judge(self, life: NodeLife, error: Exception) -> None:
         """Judge why a node has ended: an error with a sentence, where the disk or its removal explains it."""
-        device = life.device
+        device, may_fail = life.device, self.world.full or self.world.broken
         if life.dead:
             return
         if isinstance(error, ConfigError) and "was removed" in str(error):
             device.removed = True
             if not any(node == device.node for node, _ in self.world.removed):
                 self.fail(f"node {device.node} is removed by nobody")
-        elif isinstance(error, DfcaError) and (self.world.full or self.world.broken) and self._faulty_lately():
-            self.later(AGAIN_S, device)
+        elif isinstance(error, DfcaError) and may_fail and life.steady() < FAULTS_S + END_S:
+            self.later(AGAIN_S, device)  # disks fail, or failed so lately that a node may be ending for it
         else:
             self.fail(f"node {device.node} ends: {type(error).__name__}: {error}")
-
-    def _faulty_lately(self) -> bool:
-        """Return whether disks fail, or failed so lately that a node may be ending for it."""
-        return asyncio.get_running_loop().time() < FAULTS_S + END_S
 
     def _check_honesty(self, life: NodeLife) -> None:
         lasted = asyncio.get_running_loop().time() - life.refused_at

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from dfca.node.addresses import split_address
 from dfca.node.net.links.wire import Code, OnProbe, OnRead, OnTalk, StreamBroken, StreamCancelled, StreamEnded
-from dfca.node.trust.doors import Knock, Streams
-from dfca.node.trust.handshake import MAX_LINE
+from dfca.node.trust.handshake import MAX_LINE, Knock, Streams
 from dfca.node.trust.identity import Identity
 
 MOST_QUEUED = 64  # messages on their way, before a writer waits

@@ -15,7 +15,7 @@ from typing import Any
 
 from dfca.node.trust.identity import Identity, verify
 from dfca.node.trust.roster import Roster
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import Alarm, Result
 

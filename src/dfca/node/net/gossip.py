@@ -9,8 +9,7 @@ from dfca.node.net.links.link import NetLink, serialize
 from dfca.node.trust.records import to_bytes
 from dfca.node.trust.roster import OLD_CONTACT, Roster
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import MOST_FRAME_BYTES, MOST_RECORDS
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import MOST_FRAME_BYTES, MOST_RECORDS, Refused
 
 REFUSED_PER_S, REFUSED_BURST = 1.0, 512  # invalid records of a neighbour: each costs the check of a signature
 SPREAD_S = 0.5  # the least time between two digests that are sent to all neighbours

@@ -16,8 +16,7 @@ from dfca.node.net.local import Local
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.membership import Member
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import PROBE, parse_probe, parse_probe_reply
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import PROBE, Refused, parse_probe, parse_probe_reply
 
 DIAL_S = 3.0
 MOST_ADDRESSES = 4

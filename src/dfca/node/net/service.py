@@ -8,17 +8,15 @@ from collections.abc import Callable
 
 from dfca.node.net.gossip import notice_frame
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.dialer import Dialer, Neighbours
 from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, check_open, close_frame, read_frame, write_frame
-from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.links.parts import PacedSize
 from dfca.node.net.links.wire import Code, InStream, StreamBroken
 from dfca.node.net.local import Local
 from dfca.node.net.probe import answer_probe
 from dfca.node.net.transfer.chunks import write_chunk
 from dfca.node.net.transfer.offers import Offers
-from dfca.node.wire.frames import parse_read
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused, parse_read
 
 CALLS_PER_S, CALLS_BURST = 20.0, 200
 NOTICES_PER_S, NOTICES_BURST = 0.5, 20  # for all removed devices together: each notice searches the roster

@@ -25,10 +25,9 @@ from dfca.node.net.claims import find_lie, is_told_by, signed
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import SwarmGraph
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.dialer import Dialer, Neighbours
 from dfca.node.net.links.grpc_wire import GrpcWire
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
-from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.links.timing import FalseAlarms, SteadyClock
 from dfca.node.net.links.wire import Wire
 from dfca.node.net.local import LinkTraffic, Local
@@ -43,7 +42,7 @@ from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import MOST_SHOWN, Roster
 from dfca.node.wire import codec
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 from dfca.peer.records.messages import Alarm
 
 ASKED = 2  # members that a node asks for others that it does not know

@@ -52,7 +52,8 @@ class ControlServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_REQUEST_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         try:
-            write_private(self._path, json.dumps({"port": port, "token": self._token, "pid": os.getpid()}))
+            with replacing(self._path, mode=0o600) as file:
+                file.write(json.dumps({"port": port, "token": self._token, "pid": os.getpid()}).encode())
         except OSError as error:
             self._server.close()
             raise RunError(
@@ -165,9 +166,3 @@ def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
             f"the node in {folder} was told to stop and has not ended within {patience_s:g} s; wait, or end its "
             f"process {ended.get('pid', '')} with kill -9, which loses at most the round in progress"
         ) from None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically by one that only its owner can read."""
-    with replacing(path, mode=0o600) as file:
-        file.write(text.encode())

@@ -446,7 +446,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
         """Make the client that a `Worker` computes for: samples x (n, *shape), scaled, and y (n,)."""
         from dfca.core.client import Client
-        from dfca.node.task.noise import secret_noise
+        from dfca.node.task.learner import secret_noise
 
         return Client(
             id=number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.abc import SourceLoader
@@ -328,3 +329,15 @@ def predict(model: Architecture, vector: Tensor, x: Tensor, scaling: Scaling) ->
     if model.predicts == "numbers":
         return Predictions(classes[0], torch.empty(0), torch.cat(values))
     return Predictions(torch.cat(classes), torch.cat(values))
+
+
+def secret_noise(size: int) -> Tensor:
+    """Draw the noise of [privacy], standard normal (size,), by the inverse of the distribution.
+
+    It is from the operating system, so that nobody who knows the swarm's seed knows it.
+    """
+    if not size:
+        return torch.zeros(0, dtype=torch.float64)
+    bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64) & (2**53 - 1)
+    drawn: Tensor = torch.special.ndtri((bits.double() + 0.5) / 2**53)
+    return drawn

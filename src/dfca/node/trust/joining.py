@@ -14,8 +14,7 @@ from typing import Any
 
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.trust import handshake, records
-from dfca.node.trust.doors import Connect, connect_tls
-from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
+from dfca.node.trust.handshake import BadMessage, Connect, JoinRequest, Transcript, connect_tls
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, short
 from dfca.node.trust.invite import Invite
 from dfca.node.trust.membership import Member

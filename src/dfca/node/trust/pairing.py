@@ -26,8 +26,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.addresses import outgoing_hosts
 from dfca.node.trust import handshake, records
-from dfca.node.trust.doors import Door, Knock, Listen, TlsDoor
-from dfca.node.trust.handshake import PROTOCOL, BadMessage, JoinRequest, Transcript
+from dfca.node.trust.handshake import PROTOCOL, BadMessage, Door, JoinRequest, Knock, Listen, TlsDoor, Transcript
 from dfca.node.trust.identity import Identity, check_certificate, verify
 from dfca.node.trust.invite import LIFETIME_S, Invite
 from dfca.node.trust.membership import Member

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 from dfca.peer.records import messages
 from dfca.peer.records.lineage import MOST_ENTRIES
 from dfca.peer.records.messages import LARGE, well_formed

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.files import safetensors_header, tensor_bytes
-from dfca.node.wire.frames import CODED, ENCODINGS
-from dfca.node.wire.refused import Reason, Refused
+from dfca.node.wire.frames import CODED, ENCODINGS, Reason, Refused
 
 COMPRESSED_BY_DEFAULT = ("bf16",)  # zstd saves a third; of float32 8 to 15 %, of int8 nothing (docs/protocol.md)
 BLOCK = 64

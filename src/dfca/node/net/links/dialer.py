@@ -1,4 +1,4 @@
-"""Keeps the wanted links: dials, dials again after a pause, and knows how long each member has been out of reach.
+"""The links that are up, and what keeps them so: dialling, again after a pause; who has been out of reach for long.
 
 Of two members the one with the smaller ID dials. The other waits and dials only if nothing comes: it may be the only
 one that wants the link, or that can reach the other.
@@ -9,16 +9,77 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from dfca.base.errors import ConfigError
 from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, read_frame, write_frame
-from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.links.timing import Backoff
 from dfca.node.net.links.wire import Connection
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import expired_on
-from dfca.node.wire.refused import Refused
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.frames import Refused
+
+
+class Neighbours:
+    """Runs links. up, down, frame: what happens on them; down comes before the next up of the same member."""
+
+    def __init__(
+        self,
+        up: Callable[[NetLink], None],
+        down: Callable[[NetLink, LinkDown], None],
+        frame: Callable[[NetLink, pb.Frame], None],
+    ) -> None:
+        self.links: dict[str, NetLink] = {}
+        self._up, self._down, self._frame = up, down, frame
+        self._changed = asyncio.Event()
+
+    async def run(self, link: NetLink) -> LinkDown:
+        """Run a link whose handshake is complete, in place of an older one of the same member; returns why it ended."""
+        old = self.links.get(link.member)
+        if old is not None:
+            self.end(old, LinkDown("replaced"))
+        self.links[link.member] = link
+        self.wake()
+        try:
+            self._up(link)
+            return await link.run(partial(self._frame, link), partial(self._lower, link))
+        finally:
+            self._lower(link, LinkDown("closed"))
+
+    def end(self, link: NetLink, why: LinkDown) -> None:
+        """Take a link down, and report it at once."""
+        link.end(why)
+        self._lower(link, why)
+
+    def end_all(self, why: LinkDown) -> None:
+        """Take all links down."""
+        for link in list(self.links.values()):
+            self.end(link, why)
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Wait until a link goes up or down, at most `timeout_s`."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_s):  # not wait_for, which in Python 3.11 may swallow a cancellation
+                await changed.wait()
+        except TimeoutError:
+            return
+
+    def _lower(self, link: NetLink, why: LinkDown) -> None:
+        if self.links.get(link.member) is link:
+            link.down = True
+            del self.links[link.member]
+            self.wake()
+            self._down(link, why)
+
+    def wake(self) -> None:
+        """Wake everything that waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
 
 log = logging.getLogger(__name__)
 LASTING_S = 10.0  # after a link that lasted this long, pauses start again with the shortest

@@ -22,7 +22,7 @@ from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import is_part
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import REASONS, Refused
+from dfca.node.wire.frames import REASONS, Refused
 
 REMOVED = "removed from the swarm"
 MakeFrame = Callable[[], bytes | None]  # called when the frame leaves; None: it is not needed any more

@@ -15,7 +15,7 @@ from dfca.node.net.links.wire import StreamCancelled
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import read_part, write_part
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 
 FAST_S, SLOW_S = 0.05, 0.3  # what takes less doubles in size (a chunk, a window), what takes more is halved
 MOST_WINDOW_BYTES = 8 << 20

@@ -5,8 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import MOST_CHUNK_BYTES, parse_chunk
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import MOST_CHUNK_BYTES, Refused, parse_chunk
 
 _DATA = bytes((pb.Chunk.DESCRIPTOR.fields_by_name["data"].number << 3 | 2,))
 _FRAME = bytes((pb.Frame.DESCRIPTOR.fields_by_name["chunk"].number << 3 | 2,))

@@ -28,8 +28,7 @@ from dfca.node.net.transfer.partials import Partial, Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import CODED, ENCODING_NAMES
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import CODED, ENCODING_NAMES, Refused
 from dfca.peer.records.messages import Update
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dfca.node.net.links.parts import PartReader
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import Refused
 
 
 @dataclass(eq=False)

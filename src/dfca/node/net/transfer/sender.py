@@ -17,8 +17,7 @@ from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import ANNOUNCED, CODED
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.frames import ANNOUNCED, CODED, Refused
 from dfca.peer.records.messages import Update
 
 KEEP_UPDATE_S = 60.0  # how long an update waits for a neighbour that is out of reach
