@@ -26,7 +26,7 @@ from dfca.node.trust.joining import CURES, Joined, PairingError, join
 from dfca.node.trust.membership import Member
 from dfca.node.trust.pairing import PairingServer, PairingSettings
 from dfca.node.trust.records import Contact, Introduction, Removal, sign_record
-from dfca.node.trust.roster import REASONS, Roster
+from dfca.node.trust.roster import Roster, RosterReason
 
 SWARM = "s" * 52
 FACTS = b'{"name":"home"}' * 20_000  # 300 kB: more than a line may have
@@ -468,5 +468,5 @@ def test_the_vectors_of_the_protocol_page() -> None:
         "contact": hashlib.sha256(contact).hexdigest(),
         "contact_bytes": contact.hex(),
     }
-    for reason in (*REASONS, *CURES):
+    for reason in (*RosterReason, *CURES):
         assert reason in " ".join(page.split()), reason

@@ -212,7 +212,7 @@ def test_the_newest_contact_counts(founded: Roster, people: list[Identity]) -> N
         return sign_record(Contact(people[2].id, (address,), serial), people[2], SWARM)
 
     assert founded.merge([at("192.0.2.3:1", 5)]) == []
-    assert founded.merge([at("192.0.2.4:1", 4)]) == [roster.OLD_CONTACT]
+    assert founded.merge([at("192.0.2.4:1", 4)]) == [roster.RosterReason.OLD_CONTACT]
     assert founded.members()[people[2].id].addresses == ("192.0.2.3:1",)
     founded.announce(people[2], ["192.0.2.9:1"])
     assert founded.members()[people[2].id].addresses == ("192.0.2.9:1",)
@@ -257,7 +257,7 @@ def test_the_root_is_removed_by_itself_only(founded: Roster, people: list[Identi
     with pytest.raises(ConfigError, match="can only be removed by itself"):
         founded.remove(people[1], people[0].id)
     forced = sign_record(Removal(people[0].id, people[1].id, ()), people[1], SWARM)
-    assert founded.merge([forced]) == [roster.ROOT_STAYS]
+    assert founded.merge([forced]) == [roster.RosterReason.ROOT_STAYS]
     founded.remove(people[0], people[0].id)
     assert names(founded) == ["attic", "garage"]  # the swarm continues without its founder
     founded.introduce(people[1], people[3].certificate, "cellar")
@@ -268,7 +268,7 @@ def test_a_member_may_be_removed_by_one_that_may_introduce_only(founded: Roster,
     with pytest.raises(ConfigError, match="may not remove others"):
         founded.remove(people[2], people[1].id)
     forced = sign_record(Removal(people[1].id, people[2].id, ()), people[2], SWARM)
-    assert founded.merge([forced]) == [roster.NOT_ALLOWED]
+    assert founded.merge([forced]) == [roster.RosterReason.NOT_ALLOWED]
     with pytest.raises(ConfigError, match="is not a member of this swarm; members: "):
         founded.remove(people[0], people[5].id)
 
@@ -282,31 +282,31 @@ def test_forged_records_are_refused_with_a_reason(founded: Roster, people: list[
     good = introduction(d, a)
     signed = sign_record(good, a, SWARM)
     cases: list[tuple[records.Record | bytes, str]] = [
-        (sign_record(good, a, "another swarm"), roster.SIGNATURE),
-        (sign_record(good, b, SWARM), roster.SIGNATURE),  # in the name of another
-        (replace(signed, name="y"), roster.SIGNATURE),
-        (replace(signed, may_introduce=True), roster.SIGNATURE),
-        (replace(signed, addresses=("192.0.2.66:1",)), roster.SIGNATURE),
-        (sign_record(introduction(d, c), c, SWARM), roster.NOT_ALLOWED),
-        (sign_record(introduction(c, c, may_introduce=True), c, SWARM), roster.SELF_INTRODUCED),
-        (sign_record(introduction(b, b, may_introduce=True), b, SWARM), roster.SELF_INTRODUCED),
-        (sign_record(introduction(d, stranger), stranger, SWARM), roster.UNKNOWN_SIGNER),
-        (sign_record(introduction(d, b, certificate=stranger.certificate), b, SWARM), roster.CERTIFICATE),
-        (sign_record(introduction(d, b, is_device=False), b, SWARM), roster.NOT_A_DEVICE),
-        (sign_record(Contact(stranger.id, (), 1), stranger, SWARM), roster.UNKNOWN_SIGNER),
-        (sign_record(Contact(c.id, ("192.0.2.66:1",), 99), b, SWARM), roster.SIGNATURE),
-        (sign_record(Removal(b.id, a.id, ()), c, SWARM), roster.SIGNATURE),
-        (sign_record(Removal(stranger.id, a.id, ()), a, SWARM), roster.UNKNOWN_SIGNER),
-        (b"{", roster.MALFORMED),
-        (b"[" * 60_000, roster.MALFORMED),
-        (b"x" * (records.MAX_RECORD_BYTES + 1), roster.MALFORMED),
+        (sign_record(good, a, "another swarm"), roster.RosterReason.SIGNATURE),
+        (sign_record(good, b, SWARM), roster.RosterReason.SIGNATURE),  # in the name of another
+        (replace(signed, name="y"), roster.RosterReason.SIGNATURE),
+        (replace(signed, may_introduce=True), roster.RosterReason.SIGNATURE),
+        (replace(signed, addresses=("192.0.2.66:1",)), roster.RosterReason.SIGNATURE),
+        (sign_record(introduction(d, c), c, SWARM), roster.RosterReason.NOT_ALLOWED),
+        (sign_record(introduction(c, c, may_introduce=True), c, SWARM), roster.RosterReason.SELF_INTRODUCED),
+        (sign_record(introduction(b, b, may_introduce=True), b, SWARM), roster.RosterReason.SELF_INTRODUCED),
+        (sign_record(introduction(d, stranger), stranger, SWARM), roster.RosterReason.UNKNOWN_SIGNER),
+        (sign_record(introduction(d, b, certificate=stranger.certificate), b, SWARM), roster.RosterReason.CERTIFICATE),
+        (sign_record(introduction(d, b, is_device=False), b, SWARM), roster.RosterReason.NOT_A_DEVICE),
+        (sign_record(Contact(stranger.id, (), 1), stranger, SWARM), roster.RosterReason.UNKNOWN_SIGNER),
+        (sign_record(Contact(c.id, ("192.0.2.66:1",), 99), b, SWARM), roster.RosterReason.SIGNATURE),
+        (sign_record(Removal(b.id, a.id, ()), c, SWARM), roster.RosterReason.SIGNATURE),
+        (sign_record(Removal(stranger.id, a.id, ()), a, SWARM), roster.RosterReason.UNKNOWN_SIGNER),
+        (b"{", roster.RosterReason.MALFORMED),
+        (b"[" * 60_000, roster.RosterReason.MALFORMED),
+        (b"x" * (records.MAX_RECORD_BYTES + 1), roster.RosterReason.MALFORMED),
     ]
     before = founded.digest()
     for record, reason in cases:
         assert founded.merge([record]) == [reason], record
     assert founded.digest() == before
     assert sum(founded.refused.values()) == len(cases)
-    assert {reason for _, reason in cases} <= set(roster.REASONS)
+    assert {reason for _, reason in cases} <= set(roster.RosterReason)
     assert founded.merge([signed]) == []
 
 
@@ -316,7 +316,8 @@ def test_forged_records_cost_little(founded: Roster, people: list[Identity]) -> 
     ]
     good = sign_record(Contact(people[2].id, ("192.0.2.9:1",), 1), people[2], SWARM)
     reasons = founded.merge([*forged, good])
-    assert reasons == [roster.SIGNATURE] * roster.MAX_FORGED + [roster.NOT_READ] * (roster.MAX_FORGED + 1)
+    unread = [roster.RosterReason.NOT_READ] * (roster.MAX_FORGED + 1)
+    assert reasons == [roster.RosterReason.SIGNATURE] * roster.MAX_FORGED + unread
     assert founded.merge([good]) == []
 
 
@@ -402,7 +403,7 @@ def test_a_roster_has_room_for_so_many(
     with pytest.raises(ConfigError, match="roster is full"):
         founded.introduce(people[0], people[3].certificate, "cellar")
     monkeypatch.setattr(roster, "MAX_RECORDS", 2)
-    assert Roster(SWARM, people[0].id).merge(founded.records()) == [roster.FULL]
+    assert Roster(SWARM, people[0].id).merge(founded.records()) == [roster.RosterReason.FULL]
 
 
 def test_a_roster_on_the_disk(founded: Roster, tmp_path: Path) -> None:
@@ -487,7 +488,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(["introduc
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8))
 def test_whatever_is_received_is_refused_or_a_record(values: object) -> None:
     empty = Roster(SWARM, "a" * 52)
-    assert empty.merge([json.dumps(values).encode()]) == [roster.MALFORMED]
+    assert empty.merge([json.dumps(values).encode()]) == [roster.RosterReason.MALFORMED]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

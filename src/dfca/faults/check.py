@@ -72,7 +72,6 @@ def shrink_by(
 
 
 def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
-    """List worlds with one thing less."""
     if world.peers > 2 and world.algorithm != "ifca":
         yield without_last(world, "peers")
     yield from simpler(world, (*_KEPT, "peers", "edges"))

@@ -383,7 +383,6 @@ class FaultRun:
         self.wakes[i] = math.inf if wake is None else wake
 
     def _stop(self) -> None:
-        """End all faults."""
         self.stopped = True
         self.pending.clear()
         self.world = replace(self.world, loss=0.0, duplication=0.0, corruption=0.0, garbage=(), liars=())
@@ -525,7 +524,6 @@ class FaultRun:
     # What must hold.
 
     def _check(self, peer: Machine) -> None:
-        """Check what must hold at every moment."""
         if peer.bank is not None and not is_finite(peer.bank):
             raise Violation(f"peer {peer.id} has a model that is not finite")
         if not isinstance(peer, Peer):

@@ -161,7 +161,6 @@ def draw_world(number: int, seed: int = 0, harsh: bool = False) -> FaultWorld:
 
 
 def _harsher(world: FaultWorld, rnd: random.Random) -> FaultWorld:
-    """Add the faults that only harsh worlds have."""
     n = world.peers
 
     def chosen(chance: float) -> bool:

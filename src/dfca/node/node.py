@@ -278,7 +278,6 @@ class Node:
             self._fail(error)
 
     async def _pause(self) -> None:
-        """Wait until the next round may begin."""
         pause = self.pace.wait_s(self._round_began, self._now())
         if pause > 0:
             await asyncio.sleep(pause)

@@ -367,7 +367,6 @@ class Service:
         return self._norm_of[1]
 
     def _announce(self) -> None:
-        """Tell the members where this device is reached."""
         self.addresses = own_addresses(self.folder.config, self.port)
         self.folder.roster.announce(self.folder.identity, self.addresses, self._around.wall())
         self.folder.save_roster()

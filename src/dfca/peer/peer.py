@@ -477,7 +477,6 @@ class Peer(Machine):
         self.cycle.wait_for(Step.CLOSE)
 
     def _end_personal(self, job: Personalise, result: None) -> None:
-        """Continue after the personal last step, with what came meanwhile."""
         self.out.note("tuned")
         self.state = State.WAITING
         self.carry_out(self.joiner.adopt(self))
@@ -587,7 +586,6 @@ class Peer(Machine):
         self.cycle.begin_anew()
 
     def _announce(self) -> None:
-        """Save what the peer holds now, and tell the neighbours."""
         self.out.save()
         self.out.broadcast(self.hello())
 
@@ -720,7 +718,6 @@ class Peer(Machine):
             self._conclude(election.outcome)
 
     def _conclude(self, outcome: Outcome) -> None:
-        """Begin with the models that were elected."""
         self.elections.end()
         if outcome.entry is None:
             self.settle()

@@ -109,7 +109,6 @@ class SaveThenSend:
             self._release(ticket)
 
     def _release(self, ticket: int) -> None:
-        """Send the messages that waited for a save."""
         self.problem, self._done = None, ticket
         while self._held and self._held[0][0] <= ticket:
             _, neighbour, message = self._held.popleft()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.link import NetLink, serialize
 from dfca.node.trust.records import to_bytes
-from dfca.node.trust.roster import OLD_CONTACT, Roster
+from dfca.node.trust.roster import Roster, RosterReason
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.frames import MOST_FRAME_BYTES, MOST_RECORDS, Refused
 
@@ -93,7 +93,7 @@ class Gossip:
             self._heard.setdefault(link, set()).update(map(hash, received))
         budget = self._budget.setdefault(link.member, Bucket(REFUSED_PER_S, REFUSED_BURST, now))
         self.spread()
-        wrong = [reason for reason in reasons if reason != OLD_CONTACT]  # a device that was away has many old ones
+        wrong = [reason for reason in reasons if reason != RosterReason.OLD_CONTACT]  # who was away has many old ones
         if wrong and not budget.take(now, len(wrong)):
             raise Refused("roster", f"many records that do not hold, the last: {wrong[-1]}")
         return wrong

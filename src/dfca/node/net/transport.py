@@ -114,13 +114,8 @@ class GrpcTransport:
         self._neighbours = Neighbours(self._up, self._down, self._frame)
         self._dialer = Dialer(self._local, self._neighbours)
         self._sender = Sender(self._local, self._swarm, self._neighbours.links, self._executor)
-        partials = Partials(
-            self._folder / "partial",
-            options.disk_bytes,
-            options.least_chunk_bytes,
-            options.buffer_bytes,
-            self._around,
-        )
+        limits = options.disk_bytes, options.least_chunk_bytes, options.buffer_bytes
+        partials = Partials(self._folder / "partial", *limits, self._around)
         partials.prepare()
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
         self._puller.reference_norm = lambda: self.reference_norm()
@@ -298,7 +293,6 @@ class GrpcTransport:
         self._last.pop(member, None)
 
     async def _tick(self) -> None:
-        """Check clocks and time limits."""
         loop, ticks = asyncio.get_running_loop(), 0
         while True:
             await asyncio.sleep(TICK_S)

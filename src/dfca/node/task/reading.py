@@ -187,7 +187,6 @@ def _read_parquet(path: Path, request: DataRequest) -> Columns:
 
 
 def _without_gaps(table: Columns, path: Path, request: DataRequest) -> Columns:
-    """Drop or refuse rows with missing values."""
     bad = ~np.isfinite(table.values).all(axis=1)
     if table.labels is not None:
         bad |= np.array([label == "" for label in table.labels], dtype=bool)

@@ -1,11 +1,8 @@
 """Fleets: an offline authority introduces devices by files, without pairing and without a network.
 
-    device      request     its certificate and a signing request; the private key stays on the device
-    authority   sign        a bundle: an introduction and the roster so far
-    device      accept      merges the bundle
-
-People compare fingerprints (device IDs) at both ends. The authority is the root of the roster but not a member: it has
-no data and is never online. The first request with facts gives the fleet its facts, with the authority as founder.
+A device makes a request, the authority signs it into a bundle, the device accepts the bundle; people compare the
+fingerprints (device IDs) at both ends. The authority is the root of the roster but not a member: it has no data and is
+never online. The first request with facts gives the fleet its facts, with the authority as founder.
 """
 
 from __future__ import annotations
@@ -26,15 +23,7 @@ from dfca.base.errors import ConfigError, DataError, RunError
 from dfca.base.files import atomic_write
 from dfca.node.trust import records
 from dfca.node.trust.handshake import MAX_FACTS_BYTES
-from dfca.node.trust.identity import (
-    KEY_FILE,
-    Identity,
-    check_certificate,
-    device_id,
-    encode_id,
-    is_device_id,
-    short,
-)
+from dfca.node.trust.identity import KEY_FILE, Identity, check_certificate, device_id, encode_id, is_device_id, short
 from dfca.node.trust.membership import Member
 from dfca.node.trust.records import MalformedRecord
 from dfca.node.trust.roster import Roster

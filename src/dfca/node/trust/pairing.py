@@ -1,13 +1,7 @@
-"""Pairing: a device with an invite becomes a member. `docs/protocol-trust.md` has every byte of it.
+"""The inviting end of a pairing: a device with an invite becomes a member. docs/protocol-trust.md has every byte of it.
 
 A invites, B joins. B checks A's ID before it sends anything; both prove the secret by HMAC over both IDs and nonces,
 and never send it; B becomes a member only after it has seen and accepted the swarm's facts.
-
-    A -> B   hello    version, nonce
-    B -> A   join     certificate, name, addresses, nonce, proof, signature
-    A -> B   welcome  swarm, root, proof; then the facts
-    B -> A   accept   proof                                              (or: decline)
-    A -> B   roster   number of records, proof; then the records
 """
 
 from __future__ import annotations
@@ -305,6 +299,5 @@ class PairingServer:
 
 
 def _proves(request: JoinRequest, nonce: bytes, joiner: str, invite: Invite) -> bool:
-    """Return whether a request proves the secret of an invite."""
     transcript = Transcript(invite.id, joiner, nonce, request.nonce)
     return hmac.compare_digest(request.proof, transcript.proof(invite.secret, "join", *request.fields()))

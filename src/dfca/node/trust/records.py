@@ -124,7 +124,6 @@ class Contact(_Signed):
 
 
 def _field_bytes(value: Any) -> bytes:
-    """Write one field as it is signed."""
     if isinstance(value, tuple):
         return canonical(*(text.encode() for text in value))
     if isinstance(value, bool):

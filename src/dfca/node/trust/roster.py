@@ -1,14 +1,8 @@
 """Who belongs to a swarm: a set of signed records that all members merge, in any order, to the same result.
 
-Two questions are separate, so that the order of arrival never matters:
-
-- Is a record *held*? Its signature is valid, and a chain of introductions by devices that may introduce leads from the
-  root to its signer. More records never change that. Of each slot (kind, subject, signer) the record with the highest
-  rank is held; nothing is ever deleted.
-- Who is a *member*? That follows from all held records: a removed device is not; a device that it introduced only if
-  every removal of it by others (else its own) lists it in `kept`.
-
-A removal counts for ever, also if its signer is removed later. Only the root can remove itself.
+Two questions are separate, so that the order of arrival never matters: which records are *held* (`Roster.merge`), of
+which none is ever deleted, and who is a *member* by them (`membership.find_members`). docs/protocol-trust.md has the
+rules of both. A removal counts for ever, also if its signer is removed later. Only the root can remove itself.
 """
 
 from __future__ import annotations
@@ -19,6 +13,7 @@ import time
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -37,30 +32,21 @@ MOST_SHOWN = 2  # times a removed device is shown its removal before it may not 
 VERSION = 1
 MOST_FILE_BYTES = 256 * 2**20
 
-MALFORMED = "malformed"
-SIGNATURE = "signature"  # forged, damaged, or made for another swarm
-CERTIFICATE = "certificate"
-SELF_INTRODUCED = "self-introduced"
-UNKNOWN_SIGNER = "unknown signer"
-NOT_ALLOWED = "signer may not introduce"
-ROOT_STAYS = "removal of the root by another"
-NOT_A_DEVICE = "only the root may be an authority"
-OLD_CONTACT = "old contact"
-FULL = "roster is full"
-NOT_READ = "after many forged ones"
-REASONS = (
-    MALFORMED,
-    SIGNATURE,
-    CERTIFICATE,
-    SELF_INTRODUCED,
-    UNKNOWN_SIGNER,
-    NOT_ALLOWED,
-    ROOT_STAYS,
-    NOT_A_DEVICE,
-    OLD_CONTACT,
-    FULL,
-    NOT_READ,
-)  # why `merge` refuses a record
+
+class RosterReason(StrEnum):
+    """Why `Roster.merge` refuses a record."""
+
+    MALFORMED = "malformed"
+    SIGNATURE = "signature"  # forged, damaged, or made for another swarm
+    CERTIFICATE = "certificate"
+    SELF_INTRODUCED = "self-introduced"
+    UNKNOWN_SIGNER = "unknown signer"
+    NOT_ALLOWED = "signer may not introduce"
+    ROOT_STAYS = "removal of the root by another"
+    NOT_A_DEVICE = "only the root may be an authority"
+    OLD_CONTACT = "old contact"
+    FULL = "roster is full"
+    NOT_READ = "after many forged ones"
 
 
 class Roster:
@@ -184,7 +170,7 @@ class Roster:
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
     def merge(self, received: Iterable[Record | bytes]) -> list[str]:
-        """Merge records of others; return the reason (one of REASONS) for each that is refused.
+        """Merge records of others; return the reason for each that is refused.
 
         Records may come in any order, if those that they depend on come in the same call or came before.
         """
@@ -193,9 +179,9 @@ class Roster:
         while new:
             waiting = []
             for record in new:
-                forged = reasons.count(SIGNATURE) + reasons.count(CERTIFICATE)
-                reason = self._hold(record) if forged < MAX_FORGED else NOT_READ
-                if reason in (UNKNOWN_SIGNER, NOT_ALLOWED):
+                forged = reasons.count(RosterReason.SIGNATURE) + reasons.count(RosterReason.CERTIFICATE)
+                reason = self._hold(record) if forged < MAX_FORGED else RosterReason.NOT_READ
+                if reason in (RosterReason.UNKNOWN_SIGNER, RosterReason.NOT_ALLOWED):
                     waiting.append((record, reason))  # another record of this call may make it valid
                 elif reason is not None:
                     reasons.append(reason)
@@ -315,30 +301,30 @@ class Roster:
         parsed = []
         for count, record in enumerate(received):
             if count >= MAX_RECORDS:
-                reasons.append(FULL)
+                reasons.append(RosterReason.FULL)
                 break
             try:
                 # A record made elsewhere is checked like one from the network.
                 parsed.append(records.from_bytes(record if isinstance(record, bytes) else records.to_bytes(record)))
             except (MalformedRecord, UnicodeError):
-                reasons.append(MALFORMED)
+                reasons.append(RosterReason.MALFORMED)
         return parsed
 
     def _hold(self, record: Record) -> str | None:
-        """Hold a record, or return why not."""
         reason = self._forbidden(record)
         if reason is not None:
             return reason
         held = self._held.get(record.slot)
         is_new_member = isinstance(record, Introduction) and record.id not in self._keys
         if held is None and (len(self._held) >= MAX_RECORDS or (is_new_member and len(self._keys) >= MAX_MEMBERS)):
-            return FULL
+            return RosterReason.FULL
         if held is not None and held.rank() >= record.rank():
-            return OLD_CONTACT if isinstance(held, Contact) and held.serial > getattr(record, "serial", 0) else None
+            is_old = isinstance(held, Contact) and held.serial > getattr(record, "serial", 0)
+            return RosterReason.OLD_CONTACT if is_old else None
         is_founding = isinstance(record, Introduction) and record.id == record.introducer
         certificate = record.certificate if is_founding else self._keys[record.signer]  # type: ignore[union-attr]
         if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
-            return SIGNATURE
+            return RosterReason.SIGNATURE
         self._held[record.slot] = record
         self._note(record, held)
         if isinstance(record, Introduction):
@@ -366,23 +352,22 @@ class Roster:
         founding = isinstance(record, Introduction) and record.id == record.introducer == self.root
         if isinstance(record, Introduction):
             if record.id == record.introducer and not founding:
-                return SELF_INTRODUCED
+                return RosterReason.SELF_INTRODUCED
             if (founding and not record.may_introduce) or (not founding and not record.is_device):
-                return NOT_A_DEVICE
+                return RosterReason.NOT_A_DEVICE
             if _certified_id(record.certificate) != record.id:
-                return CERTIFICATE
+                return RosterReason.CERTIFICATE
         if founding:
             return None
         if record.signer not in self._keys or (record.id not in self._keys and not isinstance(record, Introduction)):
-            return UNKNOWN_SIGNER
+            return RosterReason.UNKNOWN_SIGNER
         if isinstance(record, Removal) and record.id == self.root and record.by != self.root:
-            return ROOT_STAYS
+            return RosterReason.ROOT_STAYS
         if record.signer not in self._may_sign and record.signer != record.id:
-            return NOT_ALLOWED
+            return RosterReason.NOT_ALLOWED
         return None
 
     def _add_own(self, identity: Identity, record: Record) -> None:
-        """Sign and hold a record of this device."""
         try:
             signed = records.from_bytes(records.to_bytes(records.sign_record(record, identity, self.swarm)))
         except MalformedRecord as error:

@@ -1,15 +1,7 @@
 """Models as bytes: safetensors with one model (P,) or several (m, P), exact or quantised, plain or compressed.
 
-  float32, float64   the numbers themselves, bit by bit
-  bf16               rounded to the nearest: 8 significant bits
-  int8               x ~ s q: per row and block of `BLOCK` numbers one scale s = max |x| / 127, q = round(x / s); the
-                     last `tail` numbers of a model (running statistics of batch norm) stay exact: a small variance
-                     that shares a block with a large one would become 0
-  coded              bytes of a codec (`core.codec`), as they are; a peer makes a model of them
-  compressed         zstd over the same file, with the bytes of the floats in planes: all first bytes, all second...
-
-docs/protocol.md has the format and the measurements. `unpack` checks everything before a number is used and raises
-nothing but `Refused`, whatever the bytes are.
+docs/protocol.md has the format, the encodings and the measurements. `unpack` checks everything before a number is used
+and raises nothing but `Refused`, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -140,7 +132,6 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
 
 
 def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
-    """Return the tensors of an int8 file."""
     rows = model.reshape(-1, model.shape[-1]).to(torch.float32)
     body, exact = rows[:, : rows.shape[1] - tail], rows[:, rows.shape[1] - tail :].contiguous()
     blocks = -(-body.shape[1] // BLOCK)

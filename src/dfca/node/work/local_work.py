@@ -98,7 +98,6 @@ class LocalWork:
         return settled
 
     def _loss(self, model: Tensor) -> float | None:
-        """Compute the held-out loss of a model (P,)."""
         own = self.samples.score(model[None].to(self.samples.client.x.device)).own
         return None if own is None else float(own.loss)
 

@@ -145,7 +145,6 @@ class Dialer:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _keep(self, member: str) -> None:
-        """Keep the link with one member up."""
         draw = random.Random(self._local.around.random_bits(64))
         backoff = Backoff(0.25, self._options.most_backoff_s, draw)
         smaller = self._local.identity.id < member

@@ -77,7 +77,6 @@ class Partial:
         return buffer[:at]
 
     def _spill(self) -> None:
-        """Write the buffer to the disk too."""
         assert self._buffer is not None
         self._file = self._disk.append(self._path)
         _write(self._file, self._buffer[: self.offset].data)
