@@ -69,7 +69,7 @@ class FaultyNetwork:
     async def connect(
         self, node: int, host: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
-        """Connect a device that joins, see `node.trust.doors.Connect`."""
+        """Connect a device that joins, see `node.trust.handshake.Connect`."""
         call = _Call(self, node, None, (_node_of(host), port), None)
         self.later(call.delay() + call.delay() + call.delay(), partial(call.dial, None))
         try:
@@ -321,7 +321,7 @@ class FaultyWire:
 
 
 class FaultyDoor:
-    """Where a node waits for devices that join, see `node.trust.doors.Door`."""
+    """Where a node waits for devices that join, see `node.trust.handshake.Door`."""
 
     def __init__(self, network: FaultyNetwork, identity: Identity, node: int, port: int) -> None:
         self.network, self.node, self.port, self.id = network, node, port, identity.id
