@@ -21,7 +21,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -57,8 +57,10 @@ if TYPE_CHECKING:
     from dfca.peer.records.options import PeerOptions
 
 VERSION = 1  # of these facts and of the protocol between nodes; nodes of different versions refuse each other
-ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
+SwarmAlgorithm = Literal["dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"]
 """Those that need neither a server nor the true clusters."""
+SwarmTask = Literal["classification", "regression", "forecasting", "multilabel"]
+ALGORITHMS: tuple[str, ...] = get_args(SwarmAlgorithm)
 PRIVATE = ("dfca-gi", "dfca-li", "dfedavgm")
 """Those that send nothing but models that they trained: epsilon is of these."""
 LARGEST = 16 * 2**20  # bytes of facts that are read: names and scaling of 100,000 features take 7 MB
@@ -217,7 +219,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         description="makes two swarms two, even if all else is equal",
     )
     seed: int = option(default=0, ge=0, lt=2**63)
-    algorithm: Literal["dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca-auto"
+    algorithm: SwarmAlgorithm = "dfca-auto"
     clusters: int | None = option(default=None, ge=1, le=1024, description="none: found by the members")
     rounds: int = option(default=0, ge=0, le=FOREVER, description="0: for ever")
     starts_with: int = option(
@@ -225,9 +227,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     )
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
-    task: Literal["classification", "regression", "forecasting", "multilabel"] = option(
-        default="classification", since=2, description="what is predicted"
-    )
+    task: SwarmTask = option(default="classification", since=2, description="what is predicted")
     label: str = option(
         default="label",
         min_length=1,

@@ -11,21 +11,20 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, get_args
 
 from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.base.validation import check
 from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import check_rows, load, matched, problems, request_of
-from dfca.node.task.facts import ALGORITHMS, Facts, InputFacts
+from dfca.node.task.facts import ALGORITHMS, Facts, InputFacts, SwarmTask
 from dfca.node.task.learner import build, check_tokens, code_digest, measured, trusted_codec, weights_digest
 from dfca.node.task.reading import DataRequest as Request
 from dfca.node.task.reading import Raw, found_classes, read
 from dfca.node.task.scaling import measure
 
 MODELS = ("mlp", "cnn", "cnn-tutorial", "cnn1d")
-TASKS = ("classification", "regression", "forecasting", "multilabel")
 WINDOW, HORIZON = 16, 1  # of a forecast, where the founder says nothing
 
 
@@ -219,8 +218,8 @@ def _inputs(raw: Raw, config: NodeConfig, options: Founding) -> InputFacts:
 
 
 def _check_task(options: Founding) -> None:
-    if options.task not in TASKS:
-        raise unknown("task of a swarm", options.task, TASKS)
+    if options.task not in (tasks := get_args(SwarmTask)):
+        raise unknown("task of a swarm", options.task, tasks)
     if options.task == "multilabel" and options.classes is not None:
         raise ConfigError("--classes is for a classification; --label A,B names the columns of several labels")
     if options.task != "classification" and options.classes is not None:
