@@ -49,7 +49,6 @@ IN_SUMMARY = (
     "adjusted_rand_index",
     "peers_of_own_cluster",
     "live_clusters",
-    "found_clusters",
     "models",
     "train_loss",
     "F_global",
