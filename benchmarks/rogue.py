@@ -39,7 +39,7 @@ from dfca.node.service import Service, ServiceOptions
 from dfca.node.task.founding import Founding, JoinPlan, join_swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.wire import wire_pb2 as pb
-from dfca.peer.records.lineage import Entry, layout_of
+from dfca.peer.records.lineage import Entry, extended, layout_of
 from dfca.peer.records.messages import Alarm, Answer, Call, Count, Hello, Key, Nothing, Probe, Question, Result, Update
 
 HONEST, KINDS, SAMPLES = 8, 2, 200
@@ -166,14 +166,31 @@ def false_results(rogue: Rogue, tick: int) -> None:
     if tick % SECOND == 0:
         _survey(rogue, key)
     elif tick % SECOND == SECOND - 1 and rogue.hello is not None:
-        layout = _layout(rogue.hello)
-        slots = [slot for slot in range(layout.models) if slot not in layout.closed]
-        plan = Plan((Merge(slots[0], slots[-1], 0.5, 0.0),), ())
-        changed = layout.changed_by(plan, False)
-        entry = Entry(HONEST, key.attempt, key.root, key.incarnation, 0, changed, *plan, False)
-        rogue.tell(lambda hello: Question(key, (HONEST,) * len(slots), (NOBODY,) * len(slots)))
-        if len(slots) > 1:
+        slots = len(_open_slots(rogue.hello))
+        rogue.tell(lambda hello: Question(key, (HONEST,) * slots, (NOBODY,) * slots))
+        if (entry := _merged(rogue.hello, key)) is not None:
             rogue.tell(lambda hello: Result(key, entry))
+
+
+def false_lineages(rogue: Rogue, tick: int) -> None:
+    """Claim a survey that merged clusters, and that nobody held."""
+    entry = None if rogue.hello is None else _merged(rogue.hello, Key(tick, 0, 0, rogue.number, 1))
+    if entry is not None:
+        rogue.tell(lambda hello: hello._replace(lineage=extended(hello.lineage, entry)))
+
+
+def _open_slots(hello: Hello) -> list[int]:
+    layout = _layout(hello)
+    return [slot for slot in range(layout.models) if slot not in layout.closed]
+
+
+def _merged(hello: Hello, key: Key) -> Entry | None:
+    """Make the result of a survey that merges the first and the last cluster; None where there is one left."""
+    slots = _open_slots(hello)
+    plan = Plan((Merge(slots[0], slots[-1], 0.5, 0.0),), ())
+    changed = _layout(hello).changed_by(plan, False)
+    entry = Entry(HONEST, key.attempt, key.root, key.incarnation, 0, changed, *plan, False)
+    return entry if len(slots) > 1 else None
 
 
 def false_answers(rogue: Rogue, _: int) -> None:
@@ -310,6 +327,7 @@ ATTACKS: dict[str, Attack] = {
     "survey-waves": survey_waves,
     "false-results": false_results,
     "false-answers": false_answers,
+    "false-lineages": false_lineages,
 }
 SURVEYED = ("survey-waves", "false-results", "false-answers")  # against swarms that hold surveys
 

@@ -373,6 +373,30 @@ def test_a_peer_joins_no_survey_after_the_last_nor_of_a_single_cluster(entries: 
     assert peer.surveys.may_join(peer, Probe(Key(0, 0, 0, 1, 0), lineage, Call((), 2, survey=True))) is joins
 
 
+LAST = CLOSING._replace(slots=(), merges=(), last=True)
+
+
+@pytest.mark.parametrize(
+    ("merging", "held", "told", "follows"),
+    [
+        (MergeOptions(), (), (CLOSING,), True),
+        (MergeOptions(), (), (LAST,), True),
+        (MergeOptions(), (LAST,), (CLOSING,), False),
+        (MergeOptions(), (LAST, A[0]), (CLOSING,), True),  # an election begins anew
+        (None, (), (CLOSING,), False),
+        (None, (CLOSING,), (CLOSING._replace(merges=(), last=True),), False),  # an earlier version held some
+    ],
+)
+def test_a_peer_follows_no_survey_that_cannot_have_been_held(
+    merging: MergeOptions | None, held: Lineage, told: Lineage, follows: bool
+) -> None:
+    mine = (*A, *held)
+    peer = make_peer(mine, 5.0, 6.0, merging=merging)
+    peer.job = None
+    peer.receive(1, Hello(0, 41, 2, (*mine, *told)), 0.0)
+    assert peer.lineage == ((*mine, *told) if follows else mine)
+
+
 def test_a_survey_of_part_of_the_electorate_closes_nothing() -> None:
     for voters, closed in ((2, (1,)), (3, ())):
         peer = make_peer(elected(voters, 0, 1), 5.0, 6.0, merging=MergeOptions(first=1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dfca.core.state import is_finite
 from dfca.peer.parts import Outbox, Part, PeerView, copy_of, is_silent
-from dfca.peer.records.lineage import Clusters, Lineage, aligned, clusters_of, layout_of, opened_since
+from dfca.peer.records.lineage import Clusters, Lineage, aligned, clusters_of, layout_of, opened_since, shared_length
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import KEPT
@@ -237,11 +237,17 @@ class Joiner(Part):
             return False
         if not lineage:
             return True
-        if not clusters_of(lineage):
+        if not clusters_of(lineage) or self._has_strange_surveys(at, lineage):
             return False  # it is impossible
         if at.will_take(lineage) or (wave is not None and wave.will_tell(neighbour, lineage[-1])):
             return False
         return not (at.bank is None and isinstance(wave, Election) and _outvotes(at, wave, lineage))
+
+    def _has_strange_surveys(self, at: PeerView, lineage: Lineage) -> bool:
+        """Return whether a lineage differs from the peer's own by surveys, where none are held."""
+        if at.bank is None or at.options.method.merging is not None:
+            return False
+        return any(entry.is_survey for entry in lineage[shared_length(lineage, at.lineage) :])
 
     # What becomes of it.
 

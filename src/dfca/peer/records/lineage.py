@@ -172,10 +172,14 @@ NO_CLUSTERS = Clusters(0)
 
 
 def layout_of(lineage: Lineage) -> Clusters:
-    """Find the clusters of a lineage that began with an election; none where it is impossible."""
+    """Find the clusters of a lineage that began with an election; none where it is impossible.
+
+    No survey follows the last one: after it only an election changes anything.
+    """
     clusters: Clusters | None = NO_CLUSTERS
-    for entry in lineage:
-        clusters = None if clusters is None else clusters.after(entry)
+    for i, entry in enumerate(lineage):
+        over = i > 0 and lineage[i - 1].last and entry.is_survey
+        clusters = None if clusters is None or over else clusters.after(entry)
     return clusters or NO_CLUSTERS
 
 
