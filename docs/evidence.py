@@ -243,7 +243,7 @@ def size(name: str, run: Run) -> str:
     seconds = sum(trial.seconds or 0 for trial in run.trials)
     scale = "" if run.head["scale"] == "default" else f" --scale {run.head['scale']}"
     number, spent = len(run.trials), duration(seconds)
-    took = f"{number} runs took {spent} of one busy core." if number > 1 else f"The run took {spent}."
+    took = f"{number} runs took {spent} of one core." if number > 1 else f"The run took {spent}."
     return f"`dfca run {name}{scale}`: {_size(run.config, name)}. {took}"
 
 
