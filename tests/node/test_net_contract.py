@@ -66,7 +66,7 @@ async def over_grpc(folder: Path) -> AsyncIterator[Net]:
 
         third = net.devices[2]
         for device in (one, two):
-            third.transport.found(device.identity.id, (device.address,))
+            third.transport.discovered(device.identity.id, (device.address,))
         yield Net(
             [device.number for device in net.devices],
             [device.node for device in net.devices],

@@ -29,8 +29,8 @@ def test_members_without_known_addresses_find_each_other_and_a_liar_delays_nobod
             await until(lambda: all(device.node.up() for device in devices))
             # Addresses of others than members are not even kept.
             stranger = Identity.create(tmp_path / "stranger")
-            devices[0].transport.found(stranger.id, ("127.0.0.1:1",))
-            assert stranger.id not in devices[0].transport._dialer.found
+            devices[0].transport.discovered(stranger.id, ("127.0.0.1:1",))
+            assert stranger.id not in devices[0].transport._dialer.discovered
         finally:
             await asyncio.gather(*(device.transport.stop() for device in devices))
 

@@ -184,7 +184,7 @@ def test_a_store_that_forgets_is_noticed_and_the_world_shrunk(monkeypatch: pytes
         ("NodeWorld(1, pairings=(Pairing(1, 1.0, 3),))", "has the nodes 0 to 2, got 3"),
         ("NodeWorld(1, late=((1, 2.0),), pairings=(Pairing(1, 1.0),))", "a node joins once"),
         ("NodeWorld(1, removed=((1, 2.0),), pairings=(Pairing(1, 1.0),))", "one that is paired is not removed"),
-        ("NodeWorld(1, walled=(1,), pairings=(Pairing(2, 1.0, 1),))", "who invites is there all the time"),
+        ("NodeWorld(1, walled=(1,), pairings=(Pairing(2, 1.0, 1),))", "a node that invites is there all the time"),
         ("__import__('os').getcwd()", "no part of a world"),
     ],
 )

@@ -31,7 +31,7 @@ class CopyDesk(Part):
         self.overdue: dict[int, float] = {}  # by neighbour, when it was asked for what did not come in time
 
     def ask(self, at: PeerView, limit: Limit, beside: Mapping[int, int], settled: bool) -> None:
-        """Ask for copies of the models that too few neighbours have trained; who sits the round out is not asked.
+        """Ask for copies of the models that too few neighbours have trained, of peers that take part in the round.
 
         limit: by neighbour, the newest round that counts; beside: by cluster, how many neighbours' models wait.
         """

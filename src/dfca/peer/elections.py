@@ -113,7 +113,7 @@ class Elections(Part):
             self.raise_alarm(at)
 
     def set_voted(self, at: PeerView, voted: bool) -> None:
-        """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
+        """Note whether the peer had a vote on the models that it takes; without one it looks later whether they fit."""
         self.adopted = Adopted(voted or not at.options.method.revives, at.round)
         self.own = None if self.voted else self.own
 

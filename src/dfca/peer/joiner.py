@@ -288,7 +288,7 @@ class Joiner(Part):
     def may_begin_alone(self, at: PeerView, has_own: bool) -> bool:
         """Return whether a peer without models has met whom it waits for, or has waited long enough.
 
-        has_own: it has a warmed-up model; who has to warm up first meets its other neighbours meanwhile.
+        has_own: it has a warmed-up model; while it warms up, it meets its other neighbours.
         """
         if at.now >= self.join_until:
             return True

@@ -27,7 +27,7 @@ from dfca.peer.records.messages import MOST_ROUND
 FRESH = 20  # rounds after which an alarm that was not raised anew is forgotten
 NOBODY = -2  # no neighbour: the peer called the election itself
 HASTE = 8  # how many times as many rounds as this peer a caller may do
-MOST_PAUSE = 2**20  # the longest pause of rounds after a call in vain
+MOST_PAUSE = 2**20  # the longest pause of rounds after a futile call
 MOST_ALARMS_OF_ONE = 8  # alarms of one peer that another takes in within a round of its own
 UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
 """What a detector remembers of a cluster, before anything is known of it."""
@@ -155,7 +155,7 @@ class Callers:
     """What a peer remembers of neighbours that brought calls of elections."""
 
     caller: int = NOBODY  # who brought the call of the election that runs
-    futile: dict[int, tuple[int, int]] = field(default_factory=dict)  # by neighbour: pause after a call in vain; when
+    futile: dict[int, tuple[int, int]] = field(default_factory=dict)  # by neighbour: pause after a futile call; when
     alarms: dict[int, int] = field(default_factory=dict)  # by peer: its alarms in the round that is counted
     counted: int = -1  # that round
 
@@ -169,14 +169,14 @@ class Callers:
     def heeds(self, neighbour: int, round: int) -> bool:
         """Return whether to take part in an election that a neighbour calls, or hands on.
 
-        After a call in vain, only after a part of the pause that an honest caller makes: it may do more rounds.
+        After a futile call, only after a part of the pause that an honest caller makes: it may do more rounds.
         """
         pause, last = self.futile.get(neighbour, (0, 0))
         return round - last >= pause // HASTE
 
     def end_call(self, opened: bool, round: int) -> None:
-        """Remember whether the election that a neighbour brought was in vain; who did not wait then waits twice as
-        long the next time."""
+        """Remember whether the election that a neighbour brought opened nothing; a neighbour that did not wait then
+        waits twice as long the next time."""
         pause, last = self.futile.pop(self.caller, (PAUSE, 0))
         if not opened and self.caller != NOBODY:
             waited = round - last >= pause

@@ -159,7 +159,7 @@ def read_node_world(line: str) -> NodeWorld:
     if strange := sorted({*joining} & {*removed}) or sorted(i for i in {*coming} if coming.count(i) > 1):
         raise ConfigError(f"a node joins once, and one that is paired is not removed; got node {strange[0]}")
     if strange := sorted({pairing.by for pairing in world.pairings} & {*coming, *removed, *world.walled}):
-        raise ConfigError(f"who invites is there all the time, and in reach; node {strange[0]} is not")
+        raise ConfigError(f"a node that invites is there all the time, and in reach; node {strange[0]} is not")
     if 0 in world.walled or (world.walled and world.old):
         raise ConfigError(
             "node 0 is not walled: the others must reach it; a walled node and an old one share no models"

@@ -23,8 +23,8 @@ class SwarmGraph:
 
     They lead to its neighbours on the ring, to where its chords end, and to the owners of chords that end at it; with
     at most `degree` others, to all of them. Two nodes that agree on who is dead agree on the link between them. Members
-    are kept in order, and so are the points of chords: who ends a chord at `own` has a point between the live member
-    before it and `own`, or is that member itself.
+    are kept in order, and so are the points of chords: a member with a chord to `own` has a point between `own` and the
+    live member before it, or is that member itself.
     """
 
     def __init__(self, own: str, degree: int) -> None:

@@ -135,7 +135,7 @@ class GrpcTransport:
         from dfca.node.net.discovery import Discovery
 
         try:
-            self._discovery = Discovery(self._identity.id, self._swarm.swarm_id, port, self.found)
+            self._discovery = Discovery(self._identity.id, self._swarm.swarm_id, port, self.discovered)
             await self._discovery.start(self._options.host)
         except ConfigError:
             await self.stop()
@@ -208,10 +208,10 @@ class GrpcTransport:
             "neighbours": {id: self._describe(id, members[id].name) for id in sorted(listed) if id in members},
         }
 
-    def found(self, member: str, addresses: tuple[str, ...]) -> None:
+    def discovered(self, member: str, addresses: tuple[str, ...]) -> None:
         """Take the addresses that discovery found for a member; they only say where to dial."""
         if self._roster.member(member) is not None:
-            self._dialer.found[member] = addresses
+            self._dialer.discovered[member] = addresses
             self._neighbours.wake()
 
     def _describe(self, member: str, name: str) -> dict[str, Any]:

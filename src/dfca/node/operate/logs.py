@@ -128,7 +128,6 @@ class NodeLog:
     ages: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     finished_at: float | None = None
     round_s: float | None = None
-    trained: int | None = None
     now: Callable[[], float] = time.monotonic
     _began: float = 0.0
 
@@ -140,7 +139,6 @@ class NodeLog:
         elif note.kind == "finish":
             self.finished_at = self.now()
             self.round_s = self.finished_at - self._began
-            self.trained = None if note.cluster < 0 else note.cluster
             self._log_round(note)
         elif note.kind == "fold":
             self.ages.append(note.number)

@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -80,7 +80,6 @@ class Columns:
     values: np.ndarray
     labels: list[str] | None
     dropped: int = 0
-    lines: list[int] = field(default_factory=list)
 
 
 def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Columns:
@@ -210,7 +209,7 @@ class _Reader:
             raise DataError(f"{self._path} has no rows{why}")
         names = tuple(self._names[place] for place in self._places)
         values = np.array(self._values, dtype=np.float64).reshape(-1, len(names))
-        return Columns(names, values, None if self._label is None else self._labels, self._dropped, self._lines)
+        return Columns(names, values, None if self._label is None else self._labels, self._dropped)
 
 
 def _text(path: Path, most_bytes: int) -> str:

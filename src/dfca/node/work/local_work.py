@@ -64,7 +64,6 @@ class LocalWork:
         self.recent_losses: deque[float] = deque(maxlen=RECENT)
         self.report: Any = None  # the last scores
         self.personal: Any = None  # scores after the personal last step
-        self.rounds = 0
         self.rereads = 0
         self.problem: str | None = None  # with the data
 
@@ -78,7 +77,7 @@ class LocalWork:
                 bank = self._settle(bank, job.closed)
         result = moved(self._worker.run(self._on_device(job), bank), "cpu")
         if isinstance(result, Trained):
-            self.loss, self.rounds = result.loss, self.rounds + 1
+            self.loss = result.loss
             self.recent_losses.append(result.loss)
         elif isinstance(result, Warm):
             give_back_memory()

@@ -72,11 +72,11 @@ def digest_of(models: Iterable[Tensor]) -> int:
 
 
 Lineage = tuple[Entry, ...]
-MOST_ENTRIES = 1000  # a longer lineage is nobody's
+MOST_ENTRIES = 1000  # longer lineages are refused
 MOST_SLOTS = 4096
 FOLDED = 2**52  # the voters of an entry that stands for many: more than any other has, so that it is the higher one
 LONGEST, KEPT, LEFT = 64, 32, 16
-"""A lineage of `LONGEST` entries is folded to about `KEPT`; one of fewer than `LEFT` behind the fold is nobody's."""
+"""A lineage of `LONGEST` entries is folded to about `KEPT`; with fewer than `LEFT` behind the fold it is refused."""
 
 
 def extended(lineage: Lineage, entry: Entry) -> Lineage:

@@ -21,13 +21,13 @@ from dfca.core.rules.relay import Offer
 from dfca.core.state import Message, PushedMessage
 from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
-MOST_ATTEMPT = 2**32  # no election is begun again as often
+MOST_ATTEMPT = 2**32  # attempts of one election, at most
 MOST_TURNS = 2**14
-MOST_ROUND = 2**40  # no later round is believed
-MOST_SURVEYED = 26  # no survey is of more clusters: no list of a message is longer than 4096
-MOST_PEERS = 2**20  # no swarm has more
+MOST_ROUND = 2**40  # later rounds are refused
+MOST_SURVEYED = 26  # clusters of a survey, at most: no list of a message is longer than 4096
+MOST_PEERS = 2**20  # peers of a swarm, at most
 MOST_PROOF = 128  # bytes of a signature
-MOST_LOSS = 1e30  # a curve with a larger loss is nobody's: sums of these stay finite
+MOST_LOSS = 1e30  # curves with a larger loss are refused: sums of losses stay finite
 
 # Types of fields, with what is checked where they come from somebody else.
 

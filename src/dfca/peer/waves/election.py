@@ -1,14 +1,14 @@
 """A peer's part in an election: turns on the spanning tree of a wave (`wave`).
 
 **Turns.** The root sends `Open` down the tree. In the election of a start its own model follows: the first centre,
-which nobody votes on. Each turn, the best `Bid` comes up, `Stand` goes down to the peer that
-made it, its `Candidate` model crosses each edge of the tree once, `Votes` come up summed, and the root's `Decision`
-goes down. Who has not warmed up when turns begin forwards everything and neither bids nor votes.
+which nobody votes on. Each turn, the best `Bid` comes up, `Stand` goes down to the peer that made it, its `Candidate`
+model crosses each edge of the tree once, `Votes` come up summed, and the root's `Decision` goes down. A peer that has
+not warmed up when turns begin forwards everything, and neither bids nor votes.
 
-**Losses.** A child that is lost is no longer waited for. Who loses its parent, or the child through which a candidate
-should have come, begins the next attempt; where few are below it, the others continue without them. Decided turns are a
-log; the longest log wins the root, and a parent sends its children the `Centre`s that they lack, so that a new attempt
-costs one turn.
+**Losses.** A child that is lost is no longer waited for. A peer that loses its parent, or the child through which a
+candidate should have come, begins the next attempt; where few are below it, the others continue without them. Decided
+turns are a log; the longest log wins the root, and a parent sends its children the `Centre`s that they lack, so that a
+new attempt costs one turn.
 
 The rules of turns are those of `rules.election`; sums are in fixed point, so any tree decides alike, as the synchronous
 simulator does in closed form.
@@ -160,7 +160,7 @@ class Election(Wave):
         return set(self.missing) if self.phase in ("bid", "vote") else set()
 
     def _blame_the_silent(self, long: bool = True) -> None:
-        """Count whom this silence is of; who made the best bid and did not stand is not asked again."""
+        """Count whom this silence is of; a peer that made the best bid and did not stand is not asked again."""
         super()._blame_the_silent(long)
         waits = self.phase == "stand" or (self.phase == "bid" and not self.missing)
         if long and waits and self.best is not None and self.route != self.id:

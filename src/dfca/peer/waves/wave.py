@@ -1,7 +1,7 @@
 """The wave of an election or a survey, echo with extinction: it finds out who takes part, and builds a spanning tree.
 
-A peer that begins a wave sends `Probe` to all neighbours. Who receives one with a better key than its own joins: the
-sender is its parent, and it probes all its other neighbours. A probe with the same key is the answer of a peer that has
+A peer that begins a wave sends `Probe` to all neighbours. A peer that receives one with a better key joins: the sender
+is its parent, and it probes all its other neighbours. A probe with the same key is the answer of a peer that has
 another parent. When all neighbours of a peer have answered, it sends its parent the `Count` of its subtree: peers, and
 those among them that have warmed up. So the root knows that the wave is complete. Counts are sent again when they
 change: a straggler warms up, a child is lost or comes late. Once `quorum` of its peers have warmed up, the root opens
@@ -196,14 +196,14 @@ class Wave(ABC):
             self._send(sender, Refuse(probe.key) if self.opened else Probe(self.key, self.base, self.call))
 
     def _hear(self, sender: int, message: Any, now: float) -> None:
-        """Note when a message came, unless it is one more of its kind: who repeats itself puts off no deadline."""
+        """Note when a message came, unless it is one more of its kind: repetitions put off no deadline."""
         mark = (sender, type(message).__name__, self.phase, len(self.log), len(self.centres))
         if mark not in self.heard:
             self.heard.add(mark)
             self.last_s = now
 
     def _trusts(self, root: int) -> bool:
-        """Return whether the waves of a root have led anywhere; who is not trusted still takes part in others'."""
+        """Return whether the waves of a root have led anywhere; one that is not trusted still takes part in others'."""
         return self.failed.get(root, 0) < ROOT_STRIKES and self.joined.get(root, 0) < MOST_WAVES
 
     def _take_count(self, sender: int, message: Count) -> None:
@@ -220,7 +220,7 @@ class Wave(ABC):
         self.phase = "counted"
         count = self._count()
         if self.parent is None:
-            # Where turns were decided there was a quorum: who warms up after a restart is not waited for again.
+            # Where turns were decided there was a quorum: peers that warm up after a restart are not waited for again.
             if count.ready >= max(1, 0 if self.log else math.ceil(self.quorum * count.size - 1e-9)):
                 self._opened(count.ready, count.log)
         elif count != self.sent:

@@ -1,4 +1,4 @@
-"""The links that are up, and what keeps them so: dialling, again after a pause; who has been out of reach for long.
+"""The links that are up, and what keeps them so: dialling, again after a pause; members that are out of reach.
 
 Of two members the one with the smaller ID dials. The other waits and dials only if nothing comes: it may be the only
 one that wants the link, or that can reach the other.
@@ -97,7 +97,7 @@ class Dialer:
         self._ending: set[asyncio.Task[None]] = set()
         self._unreached: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
-        self.found: dict[str, tuple[str, ...]] = {}  # addresses that discovery has found, by member
+        self.discovered: dict[str, tuple[str, ...]] = {}  # addresses that discovery has found, by member
         self._dialling: dict[str, float] = {}
         self.reached: dict[str, str] = {}  # the address at which a member answered last
         self.errors: dict[str, str] = {}  # why the last attempt to dial a member failed
@@ -126,7 +126,7 @@ class Dialer:
 
     def forget(self, member: str) -> None:
         """Forget the addresses of a removed member."""
-        for table in (self.found, self.reached, self._attempts):
+        for table in (self.discovered, self.reached, self._attempts):
             table.pop(member, None)
 
     def addresses(self, member: str) -> list[str]:
@@ -135,8 +135,8 @@ class Dialer:
         Behind two routers both may be 192.168.1.2: an address that is this device's own too is left out.
         """
         known, own = self._local.roster.member(member), self._local.roster.member(self._local.identity.id)
-        reached = self.reached.get(member)
-        listed = [*([reached] if reached else []), *(known.addresses if known else ()), *self.found.get(member, ())]
+        reached, discovered = self.reached.get(member), self.discovered.get(member, ())
+        listed = [*([reached] if reached else []), *(known.addresses if known else ()), *discovered]
         return [address for address in dict.fromkeys(listed) if own is None or address not in own.addresses]
 
     async def close(self) -> None:
