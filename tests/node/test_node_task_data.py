@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 
 from dfca.base.errors import DataError
 from dfca.node.task.config import DataConfig, NodeConfig
-from dfca.node.task.csv_table import Wanted, read_csv
+from dfca.node.task.csv_table import read_csv
 from dfca.node.task.dataset import DeviceData, held_out_rows, load
 from dfca.node.task.facts import Facts, InputFacts, ModelFacts
 from dfca.node.task.reading import DataRequest, found_classes, read
 
-FEATURES = Wanted("y")
 ROOM = 2**24
 FILES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -65,7 +64,7 @@ def make_config(path: Path, **data: Any) -> NodeConfig:
 def test_csv_as_devices_write_it(tmp_path: Path, text: str, values: list[list[float]]) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode())
-    table = read_csv(path, FEATURES, ROOM)
+    table = read_csv(path, request(path))
     np.testing.assert_array_equal(table.values, values)
     assert table.labels == ["u", "v"]
     assert len(table.names) == 2

@@ -18,7 +18,9 @@ from dfca.base.validation import DEEPEST, parse_toml
 from dfca.cli import app
 from dfca.experiment.config import MOST_SEEDS, Config
 from dfca.experiment.load import load_experiment
-from dfca.node.task.csv_table import MOST_COLUMNS, Wanted, read_csv
+from dfca.node.task.config import DataConfig
+from dfca.node.task.csv_table import read_csv
+from dfca.node.task.reading import MOST_COLUMNS, DataRequest
 from dfca.runs.runner import run
 from dfca.runs.store.reading import load_run
 from dfca.runs.store.repair import repair
@@ -157,12 +159,12 @@ def test_many_seeds_are_checked_in_linear_time() -> None:
 def test_a_table_with_a_million_columns_is_refused_at_once(columns: int, tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     path.write_text(",".join(f"c{i}" for i in range(columns)) + "\n" + ",".join(["1"] * columns) + "\n")
-    begin = time.process_time()
+    begin, request = time.process_time(), DataRequest(DataConfig(path=str(path), label="c3"), tmp_path)
     if columns > MOST_COLUMNS:
         with pytest.raises(DataError, match=r"must have at most 65536 columns, got 1000000; leave some out"):
-            read_csv(path, Wanted("c3"), 2**30)
+            read_csv(path, request)
     else:
-        assert read_csv(path, Wanted("c3"), 2**30).values.shape == (1, columns - 1)
+        assert read_csv(path, request).values.shape == (1, columns - 1)
     assert time.process_time() - begin < 20.0
 
 

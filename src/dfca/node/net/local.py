@@ -21,9 +21,7 @@ class LinkTraffic:
 
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    heard: dict[str, float] = field(
-        default_factory=dict
-    )  # last sign of life of links that are down, seconds since 1970
+    heard: dict[str, float] = field(default_factory=dict)  # when links that are down were last heard, since 1970
     gone_received: int = 0
     gone_sent: int = 0
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,57 +20,13 @@ from dfca.base.errors import DataError
 from dfca.base.files import read_small
 from dfca.base.validation import printable
 
+if TYPE_CHECKING:
+    from dfca.node.task.reading import DataRequest
+
 DELIMITERS = (",", ";", "\t")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 LONGEST_FIELD = 100_000  # characters of one value: an open quote must not swallow the rest of the file
-MOST_COLUMNS = 2**16
 SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which columns to read.
-
-    label: the column with the class; required: whether it must be there. targets: columns of numbers to predict in
-    place of a class; they are read after the features. features: the columns to use, None: all but the label, the
-    targets and `ignore`. drop: leave out rows with missing values instead of refusing them.
-    """
-
-    label: str
-    required: bool = True
-    targets: tuple[str, ...] = ()
-    targets_alone: bool = False  # a table without features will do: the past of the target is one
-    features: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] = ()
-    drop: bool = False
-
-    def columns(self, names: Sequence[str], path: Path | str) -> tuple[int | None, list[int]]:
-        """Find the places of the label and of the features among the names of a file. Raises DataError."""
-        if len(names) > MOST_COLUMNS:
-            raise DataError(f"{path} must have at most {MOST_COLUMNS} columns, got {len(names)}; leave some out")
-        places_of = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
-        twice = next((name for place, name in enumerate(names) if places_of[name] != place), None)
-        if twice is not None:
-            raise DataError(f'{path}: the column "{printable(twice)}" stands there twice; rename one of the two')
-        lacking = [name for name in self.targets or (self.label,) if name not in places_of]
-        if lacking and self.required:
-            what = "with the numbers to predict" if self.targets else "for the class"
-            raise DataError(
-                f"{path} has no column {listed(lacking)} {what}; it has {listed(names)}: name one of them by --label "
-                "or data.label"
-            )
-        if missing := [name for name in self.features or () if name not in places_of]:
-            raise DataError(f"{path} has no column {listed(missing)}; it has {listed(names)}")
-        label = None if self.targets else places_of.get(self.label)
-        last = [places_of[name] for name in self.targets]
-        if self.features is not None:
-            return label, [places_of[name] for name in self.features] + last
-        ignored = {self.label, *self.targets, *self.ignore}
-        places = [i for i, name in enumerate(names) if name not in ignored]
-        if not places and not self.targets_alone:
-            beside = "what is predicted" if self.targets else "the class"
-            raise DataError(f"{path} has no column with a feature beside {beside}; it has {listed(names)}")
-        return label, places + last
 
 
 @dataclass
@@ -82,7 +39,7 @@ class Columns:
     dropped: int = 0
 
 
-def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Columns:
+def read_csv(path: Path, request: DataRequest) -> Columns:
     """Read a CSV file: a header, and a number in every column that is used.
 
     Commas, semicolons and tabs part columns, whichever the header has most of; in files with semicolons numbers may
@@ -90,7 +47,7 @@ def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Columns:
 
     Raises DataError.
     """
-    text = _text(path, most_bytes)
+    text = _text(path, request.most_bytes)
     complete = text.endswith(("\n", "\r"))
     delimiter = _delimiter(text.lstrip("\r\n").partition("\n")[0])
     rows = _rows(path, text, delimiter)
@@ -103,8 +60,8 @@ def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Columns:
         raise DataError(f"{path}: column {names.index('') + 1} has no name; the first line must name all columns")
     if all(number(name, delimiter == ";") is not None for name in names):
         raise DataError(f"{path}: the first line holds numbers ({listed(names)}); it must name the columns")
-    label, places = wanted.columns(names, path)
-    reader = _Reader(path, names, label, places, delimiter == ";", wanted.drop)
+    label, places = request.columns(names, path)
+    reader = _Reader(path, names, label, places, delimiter == ";", request.data.missing == "drop")
     for line, row in rows:
         reader.add(line, row)
     return reader.table(complete)

@@ -30,7 +30,7 @@ import numpy as np
 from dfca.base.errors import DataError
 from dfca.base.validation import printable
 from dfca.node.task.config import DataConfig
-from dfca.node.task.csv_table import Columns, Wanted, class_name, listed, number, read_csv, unreadable
+from dfca.node.task.csv_table import Columns, class_name, listed, number, read_csv, unreadable
 
 if TYPE_CHECKING:
     from dfca.node.task.facts import InputFacts
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGEST = 1e30  # a number beyond it is no measurement, and its square no float
 MOST_CLASSES = 65_536
+MOST_COLUMNS = 2**16
 ARRAYS = ("x", "tokens", "y", "features", "classes")
 
 
@@ -86,18 +87,47 @@ class DataRequest:
         """Where the data lies."""
         return (self.folder / Path(self.data.path).expanduser()).absolute()
 
-    @property
-    def wanted(self) -> Wanted:
-        """The columns to read; to predict, those of the swarm are enough."""
-        features = None if self.data.features == "auto" else self.data.features
-        ignore, series, drop = self.data.ignore, self.task == "forecasting", self.data.missing == "drop"
+    def columns(
+        self, names: Sequence[str], what: Path | str, targets: Sequence[str] | None = None
+    ) -> tuple[int | None, list[int]]:
+        """Find the places of the label and of the features, and behind these the targets, among the names of a file.
+
+        To predict, the features of the swarm are enough. targets: () where what is predicted lies elsewhere.
+
+        Raises DataError.
+        """
+        if len(names) > MOST_COLUMNS:
+            raise DataError(f"{what} must have at most {MOST_COLUMNS} columns, got {len(names)}; leave some out")
+        places_of = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+        twice = next((name for place, name in enumerate(names) if places_of[name] != place), None)
+        if twice is not None:
+            raise DataError(f'{what}: the column "{printable(twice)}" stands there twice; rename one of the two')
+        data, series, apart = self.data, self.task == "forecasting", targets is not None
+        if series and data.missing == "drop":
+            raise DataError('a forecast needs every row: fill empty values, and set data.missing = "refuse"')
+        targets = self.targets if targets is None else targets
+        lacking = [name for name in targets or (data.label,) if name not in places_of]
+        if lacking and not apart and (self.labelled or series):
+            role = "with the numbers to predict" if targets else "for the class"
+            raise DataError(
+                f"{what} has no column {listed(lacking)} {role}; it has {listed(names)}: name one of them by --label "
+                "or data.label"
+            )
+        features, ignored = None if data.features == "auto" else data.features, {data.label, *targets, *data.ignore}
         if self.inputs is not None:
-            ignore += self.inputs.ignored
+            ignored |= {*self.inputs.ignored}
             if not self.labelled and (self.inputs.features or series):
                 features = self.inputs.features
-        if series and drop:
-            raise DataError('a forecast needs every row: fill empty values, and set data.missing = "refuse"')
-        return Wanted(self.data.label, self.labelled or series, self.targets, series, features, ignore, drop)
+        if missing := [name for name in features or () if name not in places_of]:
+            raise DataError(f"{what} has no column {listed(missing)}; it has {listed(names)}")
+        label, last = None if targets else places_of.get(data.label), [places_of[name] for name in targets]
+        if features is not None:
+            return label, [places_of[name] for name in features] + last
+        places = [i for i, name in enumerate(names) if name not in ignored]
+        if not places and not series:  # of a series the past of the target is a feature
+            beside = "what is predicted" if targets else "the class"
+            raise DataError(f"{what} has no column with a feature beside {beside}; it has {listed(names)}")
+        return label, places + last
 
 
 def read(request: DataRequest) -> Raw:
@@ -140,7 +170,7 @@ def _read(request: DataRequest) -> Raw:
     if not path.is_file():
         raise DataError(f"{path} is a pipe or a device and must be a regular file; write the samples to a file first")
     if kind == "csv":
-        return _of_table(read_csv(path, request.wanted, request.most_bytes), request)
+        return _of_table(read_csv(path, request), request)
     try:
         if kind == "parquet":
             return _of_table(_read_parquet(path, request), request)
@@ -172,7 +202,7 @@ def _read_parquet(path: Path, request: DataRequest) -> Columns:
         raise DataError(f"{path}: Parquet needs one more library: pip install 'dfca[parquet]'") from None
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        label, places = request.wanted.columns(names, path)
+        label, places = request.columns(names, path)
         _check_bytes(str(path), file.metadata.num_rows * len(places) * 8, request)
         used = [names[place] for place in places]
         content = file.read(columns=used + ([] if label is None else [names[label]]))
@@ -326,7 +356,7 @@ def _names(
         return None
     if x.ndim != 2 or len(names) != x.shape[1]:
         raise DataError(f"{what}: {len(names)} names of features do not fit x of shape {x.shape}")
-    _, places = replace(request.wanted, required=False, targets=()).columns(names, what)
+    _, places = request.columns(names, what, targets=())
     return tuple(names[place] for place in places), places
 
 

@@ -29,10 +29,7 @@ MOST_COUNT = 2**53  # the largest whole number that counts something
 MOST_SUM_BYTES = 16
 MOST_ITEMS = 4096
 MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}  # by field; `MOST_ITEMS` for other lists
-EXACT = (
-    messages.Candidate,
-    messages.Centre,
-)  # never rounded: an election digests their models, all peers need the bits
+EXACT = (messages.Candidate, messages.Centre)  # never rounded: an election digests their models
 _NO_MODEL, _NO_BANK = torch.empty(0), torch.empty(0, 0)
 
 
