@@ -312,6 +312,7 @@ def _pytest(tests: Iterable[str], *more: str) -> int:
 def _functions_of(package: Path) -> dict[str, list[FunctionType]]:
     """List the functions of the package that are loaded, by file."""
     found: dict[str, list[FunctionType]] = {}
+    gc.unfreeze()  # what conftest.py has frozen is listed too
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and thing.__code__.co_filename.startswith(f"{package}{os.sep}"):
             found.setdefault(thing.__code__.co_filename, []).append(thing)
@@ -412,6 +413,8 @@ def _try_all(mutants: list[Mutant], limit_s: float, show: bool) -> int:
             if some and not verdicts:
                 print(f"error: these tests fail without any change: {' '.join(tests)}")
                 return 2
+            again = f"{verdicts.count('')} of them are tried again" if "" in verdicts else "all are killed"
+            print(f"{len(some)} mutants, {' '.join(tests)}: {again}" if some else "", flush=True)
             for mutant, verdict in zip(some, verdicts, strict=True):
                 if not verdict and survives(mutant, package, limit_s, show):
                     note(mutant, "alive with a reason" if mutant.alive else "alive")
