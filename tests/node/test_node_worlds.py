@@ -176,7 +176,9 @@ def test_a_store_that_forgets_is_noticed_and_the_world_shrunk(monkeypatch: pytes
     [
         ("NodeWorld(", "a world must be a line such as NodeWorld(7, nodes=3)"),
         ("NodeWorld(1, planets=3)", "a world must be a line such as NodeWorld(7, nodes=3)"),
-        ("NodeWorld(1, nodes=0)", "a world must have at least one node"),
+        ("NodeWorld(1, nodes=0)", "nodes must be >= 1 and <= 1000, got 0"),
+        ("NodeWorld(1, slow=(1,))", "slow[0] must be a list, got 1"),
+        ("NodeWorld(1, chunk_bytes=0)", "chunk_bytes must be >= 1, got 0"),
         ("NodeWorld(1, crashes=(NodeCrash(5, 1.0, 1.0),))", "has the nodes 0 to 2, got 5"),
         ("NodeWorld(1, crashes=(NodeCrash(1, 1.0, 1.0, 'fire'),))", "end of a node"),
         ("NodeWorld(1, removed=((0, 1.0),))", "node 0 founds the swarm"),

@@ -137,9 +137,9 @@ class FaultRun:
             i,
             degree,
             exchange,  # type: ignore[arg-type]
-            world.weights,  # type: ignore[arg-type]
-            share,  # type: ignore[arg-type]
-            robust=world.robust if exchange == "gossip" else "none",  # type: ignore[arg-type]
+            world.weights,
+            share,
+            robust=world.robust if exchange == "gossip" else "none",
             peer=lambda: self.peers[i],
             made=self.made,
         )
@@ -154,7 +154,7 @@ class FaultRun:
             world.clusters if elected else self._models,
             torch.float64,
             Method(
-                aggregation=world.aggregation,  # type: ignore[arg-type]
+                aggregation=world.aggregation,
                 timeout_s=4.0,
                 local=LocalOptions(steps=1),
                 participation=world.participation,

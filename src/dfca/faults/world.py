@@ -5,35 +5,42 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from inspect import signature
+from typing import Annotated, Any, Literal, TypeVar
 
 import networkx as nx
+from pydantic import Field
 
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.renamed import refuse_earlier
+from dfca.base.table import Table, option
+from dfca.base.validation import check
 from dfca.peer.records.options import ENDLESS
 
-Record = TypeVar("Record")
+Record = TypeVar("Record", bound=Table)
+Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+MOST_PEERS = 1000
+"""No world has more, so that every line is carried out or refused."""
 FAULTS_S = 60.0  # when faults stop, unless a world says otherwise
 ENDING = 24  # rounds of a world that ends: the steps of the personal last step are picked in the middle of the faults
 CRASHES = ("any", "before save", "during save", "after save", "in election")
 """When a peer dies, from the time of the crash on: at once, around its next save, or in its next election or survey."""
 
 
-@dataclass(frozen=True)
-class Crash:
+class Crash(Table):
     """A peer dies and returns after a time."""
 
     peer: int
     at_s: float
-    away_s: float
-    keeps: str  # "save": what was saved last; "old": a save before; "nothing"
+    away_s: Seconds
+    keeps: Literal["save", "old", "nothing"]  # what was saved last, or before
     when: str = "any"  # one of CRASHES
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Table):
     """No message passes between some peers and the others."""
 
     begin_s: float
@@ -45,46 +52,45 @@ class Cut:
         return self.begin_s <= now < self.end_s and (one in self.side) != (other in self.side)
 
 
-@dataclass(frozen=True)
-class FaultWorld:
+class FaultWorld(Table):
     """One world: every field that has its default is a fault less."""
 
     number: int
-    peers: int = 5
+    peers: int = option(default=5, ge=1, le=MOST_PEERS)
     edges: tuple[tuple[int, int], ...] = ()
     algorithm: str = "dfca-auto"
-    aggregation: str = "sequential"
-    share: str = "trained"
-    weights: str = "uniform"
-    clusters: int | None = None
-    groups: int = 2
-    participation: float = 1.0
-    delay_s: float = 0.05
-    spread: float = 0.0  # of the logarithm of a delay
-    loss: float = 0.0
-    duplication: float = 0.0
-    corruption: float = 0.0
-    slow: tuple[tuple[int, float], ...] = ()  # (peer, seconds of a round)
+    aggregation: Literal["sequential", "batch"] = "sequential"
+    share: Literal["trained", "all", "relay"] = "trained"
+    weights: Literal["uniform", "metropolis"] = "uniform"
+    clusters: int | None = option(default=None, ge=1)
+    groups: int = option(default=2, ge=1)
+    participation: float = option(default=1.0, gt=0, le=1)
+    delay_s: float = option(default=0.05, ge=0)
+    spread: float = option(default=0.0, ge=0)  # of the logarithm of a delay
+    loss: float = option(default=0.0, ge=0, le=1)
+    duplication: float = option(default=0.0, ge=0, le=1)
+    corruption: float = option(default=0.0, ge=0, le=1)
+    slow: tuple[tuple[int, Positive], ...] = ()  # (peer, seconds of a round)
     crashes: tuple[Crash, ...] = ()
     cuts: tuple[Cut, ...] = ()
-    late: tuple[tuple[int, float], ...] = ()  # (peer, when it joins)
-    jumps: tuple[tuple[int, float, float], ...] = ()  # (peer, when, by how much its clock jumps)
+    late: tuple[tuple[int, Seconds], ...] = ()  # (peer, when it joins)
+    jumps: tuple[tuple[int, Seconds, float], ...] = ()  # (peer, when, by how much its clock jumps)
     garbage: tuple[int, ...] = ()  # peers that send garbage
     liars: tuple[int, ...] = ()  # peers that lie about their lineage
-    flaps: int = 0  # links that break once, for a moment
-    drift_s: float = 0.0  # when the samples change
+    flaps: int = option(default=0, ge=0)  # links that break once, for a moment
+    drift_s: float = option(default=0.0, ge=0)  # when the samples change
     swap: int = -1  # which peer is replaced by a copy of its state
-    rewires: int = 0  # edges that come or go
+    rewires: int = option(default=0, ge=0)  # edges that come or go
     merges: bool = False
-    rounds: int = 0  # after which peers take a personal last step, or `ENDLESS`; 0: nobody does
-    robust: str = "none"
-    staleness: str = ""  # kind and unit, such as "hinge rounds"
-    faults_s: float = FAULTS_S  # when faults stop
-    longest: float = 8.0  # the longest delay, in medians
-    save_s: float = 0.0  # how long a save takes
-    one_way: tuple[tuple[int, int, float], ...] = ()  # (sender, receiver, share of the messages that is lost)
-    flapping: tuple[tuple[int, int, float], ...] = ()  # (peer, peer, how often their link breaks, in seconds)
-    rates: tuple[tuple[int, float], ...] = ()  # (peer, how fast its clock runs)
+    rounds: int = option(default=0, ge=0)  # after which peers take a personal last step, or `ENDLESS`; 0: nobody does
+    robust: Literal["none", "clip", "trimmed", "median"] = "none"
+    staleness: Literal["", "polynomial updates", "hinge rounds", "polynomial seconds"] = ""  # kind and unit
+    faults_s: float = option(default=FAULTS_S, gt=0)  # when faults stop
+    longest: float = option(default=8.0, ge=1)  # the longest delay, in medians
+    save_s: float = option(default=0.0, ge=0)  # how long a save takes
+    one_way: tuple[tuple[int, int, Share], ...] = ()  # (sender, receiver, share of the messages that is lost)
+    flapping: tuple[tuple[int, int, Positive], ...] = ()  # (peer, peer, how often their link breaks, in seconds)
+    rates: tuple[tuple[int, Positive], ...] = ()  # (peer, how fast its clock runs)
 
 
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
@@ -236,15 +242,17 @@ def read_record(line: str, kind: type[Record], kinds: tuple[type, ...], example:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in records:
             raise ValueError(f"{name or 'this'} is no part of a world")
-        return records[name](*map(read, node.args), **{word.arg or "**": read(word.value) for word in node.keywords})
+        named = {word.arg or "**": read(word.value) for word in node.keywords}
+        return signature(records[name]).bind(*map(read, node.args), **named).arguments
 
     try:
-        world = read(ast.parse(line.strip(), mode="eval").body)
+        body = ast.parse(line.strip(), mode="eval").body
+        given = read(body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"a world must be a line such as {example}, got {line!r}: {error}") from None
-    if not isinstance(world, kind):
+    if not (isinstance(body, ast.Call) and isinstance(body.func, ast.Name) and body.func.id == kind.__name__):
         raise ConfigError(f"a world must be a line such as {example}, got {line!r}")
-    return world
+    return check(given, kind)
 
 
 def _check(world: FaultWorld) -> None:
@@ -256,6 +264,8 @@ def _check(world: FaultWorld) -> None:
     ):
         if name not in known:
             raise unknown(what, name, known)
+    if loops := [edge for edge in world.edges if edge[0] == edge[1]]:
+        raise ConfigError(f"an edge joins two peers, got {loops[0]}")
     links = ("one_way", "flapping") if world.algorithm == "ifca" else ()
     check_peers("peers", [i for name, i in peers_in(world) if not (i == -1 and name in links)], world.peers)
 

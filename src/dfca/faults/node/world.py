@@ -3,70 +3,68 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from typing import Literal
 
 from dfca.base.errors import ConfigError, unknown
-from dfca.faults.world import Cut, check_peers, peers_in, read_record
+from dfca.base.table import Table, option
+from dfca.faults.world import MOST_PEERS, Cut, Positive, Seconds, check_peers, peers_in, read_record
 
 FAULTS_S = 40.0  # when faults stop
 ENDS = ("power", "kill", "stop")  # how a node ends: without power, by SIGKILL, or by its user
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm")
 
 
-@dataclass(frozen=True)
-class NodeCrash:
+class NodeCrash(Table):
     """A node ends, and starts again after a time."""
 
     node: int
     at_s: float
-    away_s: float
+    away_s: Seconds
     how: str = "power"  # one of ENDS
 
 
-@dataclass(frozen=True)
-class Pairing:
+class Pairing(Table):
     """A node joins the running swarm with an invite of a member, after some attempts with wrong secrets."""
 
     node: int
     at_s: float
     by: int = 0
-    wrong: int = 0
+    wrong: int = option(default=0, ge=0)
 
 
-@dataclass(frozen=True)
-class NodeWorld:
+class NodeWorld(Table):
     """One world: every field that has its default is a fault less."""
 
     number: int
-    nodes: int = 3
+    nodes: int = option(default=3, ge=1, le=MOST_PEERS)
     algorithm: str = "dfca-auto"
-    clusters: int | None = None
-    aggregation: str = "sequential"
-    groups: int = 2
-    rounds: int = 0  # 0: for ever
-    degree: int = 6
-    delay_s: float = 0.005
-    spread: float = 0.0  # of the logarithm of a delay
-    chunk_bytes: int = 1 << 16  # small ones: a model comes in pieces, and is kept on the disk meanwhile
-    slow: tuple[tuple[int, float], ...] = ()  # (node, seconds of a round)
-    save_s: float = 0.0  # how long a save takes
-    late: tuple[tuple[int, float], ...] = ()  # (node, when the founder introduces it)
+    clusters: int | None = option(default=None, ge=1)
+    aggregation: Literal["sequential", "batch"] = "sequential"
+    groups: int = option(default=2, ge=1)
+    rounds: int = option(default=0, ge=0)  # 0: for ever
+    degree: int = option(default=6, ge=1)
+    delay_s: float = option(default=0.005, ge=0)
+    spread: float = option(default=0.0, ge=0)  # of the logarithm of a delay
+    chunk_bytes: int = option(default=1 << 16, ge=1)  # small: a model comes in pieces, kept on the disk meanwhile
+    slow: tuple[tuple[int, Positive], ...] = ()  # (node, seconds of a round)
+    save_s: float = option(default=0.0, ge=0)  # how long a save takes
+    late: tuple[tuple[int, Seconds], ...] = ()  # (node, when the founder introduces it)
     crashes: tuple[NodeCrash, ...] = ()
     cuts: tuple[Cut, ...] = ()
     resets: tuple[tuple[int, int, float], ...] = ()  # (node, node, when their connections break)
-    half_open: float = 0.0  # share of broken connections of which one end never hears
-    twice: float = 0.0  # share of talks that arrive a second time
-    full: float = 0.0  # share of writes for which a disk has no room
-    broken: float = 0.0  # share of writes that fail
-    power_cuts: float = 0.0  # share of writes in which a node loses its power
-    torn: float = 0.0  # share of power cuts after which the last file has lost its end
+    half_open: float = option(default=0.0, ge=0, le=1)  # share of broken connections of which one end never hears
+    twice: float = option(default=0.0, ge=0, le=1)  # share of talks that arrive a second time
+    full: float = option(default=0.0, ge=0, le=1)  # share of writes for which a disk has no room
+    broken: float = option(default=0.0, ge=0, le=1)  # share of writes that fail
+    power_cuts: float = option(default=0.0, ge=0, le=1)  # share of writes in which a node loses its power
+    torn: float = option(default=0.0, ge=0, le=1)  # share of power cuts after which the last file has lost its end
     clocks: tuple[tuple[int, float], ...] = ()  # (node, by how much its calendar is wrong)
     removed: tuple[tuple[int, float], ...] = ()  # (node, when the founder removes it)
     walled: tuple[int, ...] = ()  # nodes that can only dial out, as behind a router
     old: tuple[int, ...] = ()  # nodes that do not send models on links, as until 0.2
     pairings: tuple[Pairing, ...] = ()
-    far: tuple[tuple[int, float], ...] = ()  # (node, seconds that each of its messages takes longer, either way)
-    rest_s: float = 0.0  # longest rest of a node between rounds, from the first ones on that bring nothing
+    far: tuple[tuple[int, Seconds], ...] = ()  # (node, seconds that each of its messages takes longer, either way)
+    rest_s: float = option(default=0.0, ge=0)  # longest rest between rounds, once they bring nothing
 
 
 def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
@@ -143,8 +141,6 @@ def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
 def read_node_world(line: str) -> NodeWorld:
     """Read a world that `describe` wrote. Raises ConfigError where the line is something else."""
     world = read_record(line, NodeWorld, (NodeWorld, NodeCrash, Pairing, Cut), "NodeWorld(7, nodes=3)")
-    if not isinstance(world.nodes, int) or world.nodes < 1:
-        raise ConfigError(f"a world must have at least one node, got nodes={world.nodes!r}")
     for what, name, known in (
         ("algorithm", world.algorithm, ALGORITHMS),
         *(("end of a node", crash.how, ENDS) for crash in world.crashes),
