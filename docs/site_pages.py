@@ -115,6 +115,8 @@ def keys_page(table: str) -> str:
     for row in rows:
         name = re.match(r"\| `([^`]+)`", row)
         assert name, row
+        broken = f"<code>{name[1].replace('.', '.<wbr>')}</code>"  # at its dots, on a narrow screen
+        row = row.replace(f"`{name[1]}`", broken, 1)
         tables.setdefault(name[1].partition(".")[0] if "." in name[1] else "", []).append(row)
     lines = [
         "# Keys of experiment files",

@@ -145,6 +145,13 @@ def test_neither_a_first_model_is_a_switch_nor_a_cluster_of_unseen_clients_lost(
     assert trial.alarm() == ""
 
 
+def test_no_score_is_drawn_before_a_client_has_a_model() -> None:
+    trial = TrialView("dfca-auto", 0)
+    trial.add(line(5, [-1, -1], accuracy=0.0, live_clusters=1))
+    trial.add(line(10, [0, 1], accuracy=0.0, live_clusters=2))
+    assert (trial.curve(9)["score"], trial.curve(9)["live_clusters"]) == ([None, 0.0], [None, 2])
+
+
 def test_staleness_is_that_of_the_models_folded_since_the_last_line() -> None:
     trial = TrialView("dfca-auto", 0)
     for time_s, folds, ages in ((1.0, 10, 5), (2.0, 30, 45), (3.0, 30, 45)):

@@ -121,10 +121,11 @@ class TrialView:
         away = sorted(set(whole_numbers(line.get("away_clients")) or []))
         traffic, clients = _traffic(line), finite(line.get("measured_clients")) or len(clusters)
         self.metric = metric_key(line)[:MOST_LETTERS]
+        nobody = bool(clusters) and not clusters.strip(".")  # no client has a model yet: its scores would be 0
         values = {
-            "score": finite(line.get(self.metric)),
-            "cluster_accuracy": finite(line.get("cluster_accuracy")),
-            "live_clusters": finite(line.get("live_clusters")),
+            "score": None if nobody else finite(line.get(self.metric)),
+            "cluster_accuracy": None if nobody else finite(line.get("cluster_accuracy")),
+            "live_clusters": None if nobody else finite(line.get("live_clusters")),
             "traffic": None if traffic is None or not clients else traffic / clients,
             "switches": None,
             "away": finite(line.get("away")) if line.get("away") is not None else None,

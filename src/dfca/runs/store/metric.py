@@ -64,12 +64,17 @@ class ShownMetric(NamedTuple):
 
         >>> ShownMetric().signed(-0.0612, 0.011, 0.8), ShownMetric("RMSE", "rmse", False, False).signed(0.02, None, 0.3)
         ('−6.1 ± 1.1', '+0.020')
+        >>> ShownMetric().signed(-0.0612, 16.8, 0.8)  # few seeds, many comparisons
+        '−6.1 ± >100'
         """
         factor = 100 if self.percent else 1
         digits = len(self.write(abs(near) if near else 1.0).partition(".")[2])
         text = f"{factor * difference:+.{digits}f}"
         text = text if float(text) else text[1:]  # neither +0.0 nor -0.0
-        return text.replace("-", "−") + (f" ± {factor * half:.{digits}f}" if half is not None else "")
+        text = text.replace("-", "−")
+        if half is None:
+            return text
+        return f"{text} ± >100" if self.percent and half > 1 else f"{text} ± {factor * half:.{digits}f}"
 
     def best(self, scores: Iterable[float]) -> float:
         return max(scores) if self.higher_is_better else min(scores)
