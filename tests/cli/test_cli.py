@@ -358,6 +358,13 @@ def test_a_folder_of_another_config_is_refused_with_status_1(finished: Path) -> 
     assert [row["rounds"] for row in json.loads(Path("runs/tiny/summary.json").read_text())["runs"]] == [5]
 
 
+@pytest.mark.parametrize("option", ["--figure-width", "--font-size"])
+def test_figures_of_no_size_are_refused(finished: Path, tmp_path: Path, option: str) -> None:
+    said = error("report", str(finished), "--figures", str(tmp_path / "figures"), option, "0", status=2)
+    assert "figures must be 1 to 40 inches wide, letters 3 to 40" in said
+    assert "need --figures DIR" in error("report", str(finished), option, "0", status=2)
+
+
 def test_a_report_of_nothing_is_refused() -> None:
     assert error("report", ".", status=1).startswith("error: . is not a run folder (it has no summary.json)")
 

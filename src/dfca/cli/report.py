@@ -83,7 +83,7 @@ def report(
         raise unknown("value of --names", names, ("own", "paper"))
     if caption and format_ != "latex":
         raise ConfigError(f"--caption is of LaTeX tables, got --format {format_}; add --format latex")
-    if (figure_width or font_size) is not None and figures is None:
+    if figures is None and (figure_width is not None or font_size is not None):
         raise ConfigError("--figure-width and --font-size need --figures DIR, where the figures go")
     _check(runs, save, together, figures)
     options = TableOptions(parse_names(columns) or (), caption)
@@ -187,6 +187,7 @@ def _save_figures(run: "Run", folder: Path, width: float | None, font: float | N
     from dfca.report.drawing.svg import FONT, WIDTH, FigureSize
     from dfca.report.paper.figures import save_figures
 
-    size = None if width is None and font is None else FigureSize(width or WIDTH, font or FONT)
+    given = FigureSize(WIDTH if width is None else width, FONT if font is None else font)
+    size = None if width is None and font is None else given
     written = save_figures(run, folder, size, paper_names)
     print(f"{len(written)} files in {folder}", file=sys.stderr)
