@@ -31,7 +31,12 @@ def bench(
     ),
     threads: Threads = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of rogue: this attack; repeatable.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of rogue: this attack; of peers: this work, such as CNN; repeatable.",
+            show_default="all",
+        ),
     ] = None,
     rogues: Annotated[int, typer.Option(metavar="R", min=1, help="Of rogue: how many beside 8 honest nodes.")] = 1,
     seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of rogue: before, half during, after.")] = 20.0,
@@ -78,14 +83,20 @@ def bench(
 
             print_table(only or [], seconds, rogues, robust, lambda line: print(line, flush=True))
             return
-        _measure(parts or [], quick, repeats, out, threads, cache)
+        _measure(parts or [], quick, repeats, out, threads, cache, only or [])
     except (DfcaError, KeyboardInterrupt) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(getattr(error, "status", INTERRUPTED)) from None
 
 
 def _measure(
-    parts: list[str], quick: bool, repeats: int | None, out: Path, threads: int | None, cache: Path | None
+    parts: list[str],
+    quick: bool,
+    repeats: int | None,
+    out: Path,
+    threads: int | None,
+    cache: Path | None,
+    only: list[str],
 ) -> None:
     from benchmarks.progress import PartProgress
     from benchmarks.run import choose_parts, make_plans, run
@@ -98,11 +109,12 @@ def _measure(
         *chosen,
         *(["--quick"] if quick else []),
         *([f"--repeats {repeats}"] if repeats else []),
+        *(f'--only "{name}"' for name in only),
     ]
     command = " ".join([*words, *([f"--threads {threads}"] if threads else [])])
     console = make_console()
     with PartProgress(console) as progress:
-        content = run(make_plans(chosen, quick, repeats, cache), out, command, quick, progress)
+        content = run(make_plans(chosen, quick, repeats, cache, only), out, command, quick, progress)
     for name in chosen:
         for table in tables_of(name, content["parts"][name]):
             console.print()

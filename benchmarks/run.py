@@ -40,8 +40,12 @@ def choose_parts(names: Sequence[str]) -> list[str]:
     return [name for name in PARTS if name in names or "all" in names or not names]
 
 
-def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Path | None) -> dict[str, Any]:
+def make_plans(
+    parts: Sequence[str], quick: bool, repeats: int | None, cache: Path | None, only: Sequence[str] = ()
+) -> dict[str, Any]:
     """Choose the sizes of the parts. `cache` is where other libraries are installed, by default the user's cache.
+
+    only: the works of `peers` whose names contain one of these.
 
     Raises ConfigError for repeats below 1.
     """
@@ -49,7 +53,7 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
         raise ConfigError(f"repeats must be >= 1, got {repeats}")
     makers: dict[str, Callable[[], Any]] = {
         "floor": lambda: floor.make_plan(quick),
-        "peers": lambda: baselines.make_plan(quick, cache),
+        "peers": lambda: baselines.make_plan(quick, cache, only),
         "scaling": lambda: scaling.make_plan(quick),
         "record": lambda: scaling.make_record(quick),
         "ranks": lambda: ranks.make_plan(quick),

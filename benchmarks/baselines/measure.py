@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from benchmarks.baselines.work import CIFAR, LEARNING_RATE, Work
 from benchmarks.child import measure_rounds, run_script
 from benchmarks.measurements import Row, Skip, Tick, prefixed
 from benchmarks.sizes import Size
+from dfca.base.errors import ConfigError
 
 OURS = "dfca"
 
@@ -37,8 +38,21 @@ class BaselinesPlan:
         return len(self.works) * len(self.libraries)
 
 
-def make_plan(quick: bool, cache: Path | None) -> BaselinesPlan:
-    """Choose the sizes."""
+def make_plan(quick: bool, cache: Path | None, only: Sequence[str] = ()) -> BaselinesPlan:
+    """Choose the sizes; only: the works whose names contain one of these.
+
+    Raises ConfigError where there is none.
+    """
+    plan = _all_works(quick, cache)
+    works = tuple(work for work in plan.works if not only or any(name in work.name for name in only))
+    if not works:
+        raise ConfigError(
+            f"no work of peers has {only[0]!r} in its name; there are {[work.name for work in plan.works]}"
+        )
+    return replace(plan, works=works)
+
+
+def _all_works(quick: bool, cache: Path | None) -> BaselinesPlan:
     threads = torch.get_num_threads()
     work = Work(clients=20, hidden=200, samples=200, batch=50, degree=10, rounds=8, threads=threads)
     if quick:
@@ -60,7 +74,7 @@ def rows(plan: BaselinesPlan, tick: Tick) -> Iterator[Row]:
         except Skip as reason:
             reasons[library] = str(reason)
     for work in plan.works:
-        name = f"{work.model.upper()} {work.hidden}, N = {work.clients}"
+        name = work.name
         seconds, failures = _measure(work, installed, plan.repeats, prefixed(tick, name))
         skipped = {**reasons, **failures}
         about = (

@@ -37,6 +37,11 @@ class Work:
     model: str = "mlp"  # or "cnn"
 
     @property
+    def name(self) -> str:
+        """Name the model and the number of clients."""
+        return f"{self.model.upper()} {self.hidden}, N = {self.clients}"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of one sample."""
         return (INPUTS,) if self.model == "mlp" else CIFAR

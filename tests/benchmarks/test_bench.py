@@ -465,6 +465,9 @@ def test_parts_and_repeats_are_checked(tmp_path: Path) -> None:
     assert run.choose_parts(["ranks", "floor"]) == ["floor", "ranks"]
     with pytest.raises(ConfigError, match='unknown part "flor"; did you mean "floor"'):
         run.choose_parts(["flor"])
+    assert [work.model for work in run.make_plans(["peers"], False, None, tmp_path, ["CNN"])["peers"].works] == ["cnn"]
+    with pytest.raises(ConfigError, match=r"no work of peers has 'RNN' in its name; there are .*'MLP 200, N = 20'"):
+        run.make_plans(["peers"], False, None, tmp_path, ["RNN"])
     plans = run.make_plans(["floor", "scaling"], True, 7, tmp_path)
     assert plans["floor"].repeats == plans["scaling"].cycles == 7
     with pytest.raises(ConfigError, match="repeats must be >= 1, got 0"):

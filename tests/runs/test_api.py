@@ -89,6 +89,8 @@ def test_a_model_that_is_none() -> None:
 def test_a_function_that_fails_to_build_the_model() -> None:
     with pytest.raises(ModelError, match=r"the model's function Linear fails with TypeError: .* without arguments"):
         dfca.simulate(torch.nn.Linear, make_toy_split(), rounds=1)
+    with pytest.raises(ModelError, match=r"the model's function <lambda> returns nothing; it must return a torch"):
+        dfca.simulate(lambda: None, make_toy_split(), rounds=1)  # type: ignore[arg-type, return-value]
 
 
 def test_a_client_that_is_none() -> None:
@@ -423,6 +425,10 @@ def test_results_are_drawn_and_written_for_a_paper(tmp_path: Path) -> None:
     shown = comparison["dfca-gi"].plot("cluster_accuracy")._repr_html_()
     assert "currentColor" in shown
     assert "cluster accuracy (%)" in shown
+    with pytest.raises(ConfigError, match='unknown value of names "papers"; did you mean "paper"'):
+        comparison.to_latex(names="papers")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='unknown measure "acc"; did you mean "accuracy"'):
+        comparison.plot("acc")
     with pytest.raises(ConfigError, match='unknown measure "acuracy"; did you mean "accuracy"'):
         comparison.plot("acuracy")
     text = comparison.to_latex(["accuracy"], caption="Ours", names="paper")

@@ -246,7 +246,10 @@ def _explained(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
                 "called without arguments and returns a torch.nn.Module"
             ) from error
         if not isinstance(made, nn.Module):
-            return made
+            raise ModelError(
+                f"the model's function {name} returns {'nothing' if made is None else type(made).__name__}; it must "
+                "return a torch.nn.Module"
+            )
         if last and last[0]() is made:
             warn(
                 f"the model's function {name} returns the same module again, so all models start alike and clusters "

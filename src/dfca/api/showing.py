@@ -104,8 +104,10 @@ class Shown:
             The text, for \\usepackage{booktabs}.
 
         Raises:
-            ConfigError: If there is no such column.
+            ConfigError: If there is no such column, or no such names.
         """
+        if names not in ("own", "paper"):
+            raise unknown("value of names", names, ("own", "paper"))
         report = RunReport.of(run_of(self._results))
         return latex(report.with_paper_names() if names == "paper" else report, TableOptions(columns, caption))
 

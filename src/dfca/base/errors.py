@@ -94,6 +94,7 @@ SYNONYMS = {
     **dict.fromkeys(("bs", "batchsize"), "batch_size"),
     **dict.fromkeys(("wd", "l2"), "weight_decay"),
     "local_steps": "steps",
+    "acc": "accuracy",
     "verbose": "progress",
 }
 """What others call our options."""
