@@ -51,33 +51,8 @@ class MemoryNetwork:
         self._cut.discard(link)
         self._connect(link)
 
-    def open(self, node: int, inputs: TransportInputs) -> None:
-        """Add a node; its links to nodes that are open come up."""
-        self._nodes[node] = inputs
-        for link in sorted(self.edges, key=sorted):
-            if node in link:
-                self._connect(link)
-
-    def close(self, node: int) -> None:
-        """Remove a node."""
-        for link in sorted(self.edges, key=sorted):
-            if node in link:
-                self._disconnect(link, but=node)
-        self._nodes.pop(node, None)
-        self._waiting.pop(node, None)
-
-    def send(self, sender: int, receiver: int, message: Any) -> None:
-        """Deliver a message in the next turn of the event loop."""
-        epoch = self._epochs.get(frozenset((sender, receiver)))
-        if epoch is None or (isinstance(message, Update) and self.lose(sender, receiver)):
-            return
-        self._pending += 1
-        asyncio.get_running_loop().call_soon(self._deliver, sender, receiver, epoch, message)
-
-    def when_quiet(self, node: int, call: Callable[[], None]) -> None:
-        """Call back when no message is pending, the nodes in order of their ids."""
-        self._waiting[node] = call
-        self._plan_sweep()
+    def _links_of(self, node: int) -> list[frozenset[int]]:
+        return [link for link in sorted(self.edges, key=sorted) if node in link]
 
     def _deliver(self, sender: int, receiver: int, epoch: int, message: Any) -> None:
         self._pending -= 1
@@ -123,16 +98,29 @@ class _MemoryTransport:
         self._network, self._node = network, node
 
     def open(self, node: TransportInputs) -> None:
-        self._network.open(self._node, node)
+        network = self._network
+        network._nodes[self._node] = node
+        for link in network._links_of(self._node):
+            network._connect(link)
 
     def send(self, neighbour: int, message: Any) -> None:
-        self._network.send(self._node, neighbour, message)
+        network, sender = self._network, self._node
+        epoch = network._epochs.get(frozenset((sender, neighbour)))
+        if epoch is None or (isinstance(message, Update) and network.lose(sender, neighbour)):
+            return
+        network._pending += 1
+        asyncio.get_running_loop().call_soon(network._deliver, sender, neighbour, epoch, message)
 
     def when_quiet(self, call: Callable[[], None]) -> None:
-        self._network.when_quiet(self._node, call)
+        self._network._waiting[self._node] = call
+        self._network._plan_sweep()
 
     def close(self) -> None:
-        self._network.close(self._node)
+        network = self._network
+        for link in network._links_of(self._node):
+            network._disconnect(link, but=self._node)
+        network._nodes.pop(self._node, None)
+        network._waiting.pop(self._node, None)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
