@@ -52,7 +52,7 @@ def test_devices_that_predict_numbers_find_their_two_clusters(tmp_path: Path) ->
     for path, device, own, vector in end_in_two_clusters(tmp_path, paths, config, facts):
         assert own.rmse is not None
         assert own.rmse < 0.5  # degrees; the spread is about 2.5
-        lines = predict_file(path, device, tmp_path, facts, vector).splitlines()
+        lines = predict_file(Exported(facts, build(facts), vector, 0, 0), path, device, tmp_path).splitlines()
         with open(path) as file:
             true = [float(row["degrees"]) for row in csv.DictReader(file)]
         values = [float(line.split(",")[1]) for line in lines[1:]]

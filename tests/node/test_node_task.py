@@ -386,14 +386,15 @@ def test_exports_compute_what_torch_does(founded: tuple[Path, NodeConfig, Facts,
 def test_predictions_of_a_file_keep_its_order(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     folder, config, facts, model = founded
     vector = initial(model.flat, model.make, 0, "init", 0)
+    exported = Exported(facts, model, vector, 0, 0)
     (folder / "new.csv").write_text("id,c,b,a\nx,5,1,2\ny,5,7,-1\n")
-    header, *rows = predict_file(str(folder / "new.csv"), config, folder, facts, vector).splitlines()
+    header, *rows = predict_file(exported, str(folder / "new.csv"), config, folder).splitlines()
     assert header == "row,class,probability"
     assert [row.split(",")[0] for row in rows] == ["1", "2"]
     assert all(row.split(",")[1] in facts.classes and 0.5 <= float(row.split(",")[2]) <= 1 for row in rows)
     (folder / "new.csv").write_text("id,c,b,a\nx,5,1,\n")
     with pytest.raises(DataError, match='line 2, column "a" is empty'):
-        predict_file(str(folder / "new.csv"), config, folder, facts, vector)
+        predict_file(exported, str(folder / "new.csv"), config, folder)
 
 
 def test_a_task_needs_no_heavy_libraries() -> None:

@@ -83,7 +83,9 @@ def test_devices_that_forecast_find_their_two_clusters(tmp_path: Path) -> None:
         # The valve of the row before is not known two rows ahead: 5 times its deviation of 0.58 stays, less is luck.
         assert own.rmse is not None
         assert own.rmse < 0.8  # litres; the spread is about 4
-        lines = list(csv.reader(io.StringIO(predict_file(path, device, tmp_path, facts, vector))))
+        lines = list(
+            csv.reader(io.StringIO(predict_file(Exported(facts, build(facts), vector, 0, 0), path, device, tmp_path)))
+        )
         with open(path) as file:
             level = [float(row["level"]) for row in csv.DictReader(file)]
         assert lines[0] == ["row", "value"]
@@ -176,7 +178,7 @@ def test_devices_with_several_labels_find_their_two_clusters(tmp_path: Path) -> 
     for path, device, own, vector in end_in_two_clusters(tmp_path, paths, config, facts):
         assert own.f1 is not None
         assert own.f1 > 0.9
-        lines = predict_file(path, device, tmp_path, facts, vector).splitlines()
+        lines = predict_file(Exported(facts, build(facts), vector, 0, 0), path, device, tmp_path).splitlines()
         assert lines[0] == "row,desk,wall,door"
         with open(path) as file:
             true = [[int(row[name]) for name in facts.classes] for row in csv.DictReader(file)]

@@ -176,4 +176,4 @@ def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool
     if not absolute.exists():
         raise DataError(f"{absolute} does not exist; give a file of samples to predict, in the form of the node's data")
     exported = load_model(path, cluster, shared)
-    return export.predict_file(str(absolute), folder.config, path, folder.facts, exported.vector), exported
+    return export.predict_file(exported, str(absolute), folder.config, path), exported

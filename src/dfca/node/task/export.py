@@ -24,7 +24,7 @@ from dfca.node.task.csv_table import write_csv
 from dfca.node.task.dataset import DeviceSamples as DeviceSamples
 from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import Architecture, HeldOutScore, Predictions, build, predict, score_all
+from dfca.node.task.learner import Architecture, HeldOutScore, Predictions, predict, score_all
 from dfca.node.task.scaling import Scaling
 
 
@@ -135,17 +135,17 @@ class Deployed(nn.Module):
         return (answer, answer.argmax(dim=1)) if self.model.predicts == "classes" else answer
 
 
-def predict_file(path: str, config: NodeConfig, folder: Path, facts: Facts, vector: Tensor) -> str:
-    """Predict the samples of a file by one model (P,); returns CSV with a row per sample, in the file's order.
+def predict_file(exported: Exported, path: str, config: NodeConfig, folder: Path) -> str:
+    """Predict the samples of a file by a model; returns CSV with a row per sample, in the file's order.
 
     path: as the user typed it; classes and additional columns in the file are ignored.
 
     Raises DataError where the samples do not fit.
     """
     asked = config.data.changed(path=absolute(path), format="auto", test=None)
-    x = load_inputs(config.changed(data=asked), folder, facts)
-    model = build(facts, config.training.factory, config.training.weights)
-    return predictions_csv(facts, predict(model, vector.detach().cpu(), x, Scaling.of(facts.scaling, facts.inputs)))
+    facts = exported.facts
+    x, scaling = load_inputs(config.changed(data=asked), folder, facts), Scaling.of(facts.scaling, facts.inputs)
+    return predictions_csv(facts, predict(exported.model, exported.vector.detach().cpu(), x, scaling))
 
 
 def predictions_csv(facts: Facts, predictions: Predictions) -> str:
