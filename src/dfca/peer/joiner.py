@@ -232,14 +232,14 @@ class Joiner(Part):
         return best
 
     def _can_serve(self, at: PeerView, neighbour: int, hello: Hello) -> bool:
-        lineage, wave = hello.lineage, at.wave
+        lineage = hello.lineage
         if not hello.clusters or self.suspects.get(neighbour, (-math.inf, 0))[0] > at.now:
             return False
         if not lineage:
             return True
         if not clusters_of(lineage) or self._has_strange_surveys(at, lineage):
             return False  # it is impossible
-        if at.will_take(lineage) or (wave is not None and wave.will_tell(neighbour, lineage[-1])):
+        if at.will_take(lineage) or ((wave := at.wave) is not None and wave.will_tell(neighbour, lineage[-1])):
             return False
         return not (at.bank is None and isinstance(wave, Election) and _outvotes(at, wave, lineage))
 

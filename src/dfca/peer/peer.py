@@ -45,7 +45,7 @@ from dfca.peer.inbox import Neighbour
 from dfca.peer.joiner import Extend, Follow, JoinEffect, Joiner, Pursue, Switch
 from dfca.peer.last_step import LastStep
 from dfca.peer.machine import Machine, names
-from dfca.peer.parts import Part, PeerView, is_silent, takes_part
+from dfca.peer.parts import Part, is_silent, takes_part
 from dfca.peer.records import messages as m
 from dfca.peer.records.lineage import Entry, Lineage, aligned, extended, layout_of
 from dfca.peer.records.options import PeerOptions
@@ -274,7 +274,9 @@ class Peer(Machine):
         handle = HANDLERS.get(type(message))
         if handle is None:
             return False
-        handle(self, sender, self._compared(message))
+        if getattr(message, "lineage", None) is not self.lineage:  # mostly it is
+            message = self._compared(message)
+        handle(self, sender, message)
         if self.elections.wave is not None or self.surveys.wave is not None:
             self._after_input()
         return True
@@ -283,7 +285,7 @@ class Peer(Machine):
         """Fold the lineage of a message as far as this peer's own, or its own as far as the message's."""
         name = "base" if isinstance(message, m.Probe) else "lineage"
         told, mine = getattr(message, name, ()), self.lineage
-        if told is mine or told == mine:
+        if told == mine:
             return message
         self.lineage = aligned(mine, told)
         again = aligned(told, self.lineage)
@@ -747,15 +749,14 @@ class Peer(Machine):
     def _work_beside(self) -> None:
         """Begin what is to be computed beside the rounds, one thing at a time."""
         if self.background is None:
-            jobs = (self.elections.warm_up_beside, self.surveys.job, self._measurement)
-            self._begin_beside(next((job for make in jobs if (job := make(self)) is not None), None))
+            self._begin_beside(self.elections.warm_up_beside(self) or self.surveys.job(self) or self._measurement())
 
     def _begin_beside(self, job: Job | None) -> None:
         if job is not None:
             self.background = job
             self.out.ask(job)
 
-    def _measurement(self, at: PeerView) -> Curve | None:
+    def _measurement(self) -> Curve | None:
         if self.cycle.ending is not None:
             return None
         job = self.last_step.measurement(self, self.lineage)
