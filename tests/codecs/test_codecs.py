@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import networkx as nx
@@ -219,7 +220,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "parts are no pairs": ({"parts": lambda size: [size]}, r"must list pairs of a torch.dtype .* got 43"),
     "a length below 0": ({"parts": lambda size: [(torch.int8, -1)]}, "a length >= 0, .* got "),
     "no parts": ({"parts": None}, "parts of codec mine failed with TypeError"),
-    "incoming fails": ({"incoming": lambda payload, own, context: 1 / 0}, "incoming of codec mine failed with ZeroDiv"),
+    "incoming fails": (
+        {"incoming": lambda payload, own, context: 1 / 0},
+        r"incoming of codec mine failed with ZeroDiv.* \(.*test_codecs\.py, line",
+    ),
 }
 
 
@@ -261,8 +265,17 @@ def test_names_of_codecs() -> None:
         make_toy_setting("dfca-gi", codec="zip")
     with pytest.raises(ConfigError, match="keep must be"):
         make_toy_setting("dfca-gi", codec="top-k", keep=0.0)
-    with pytest.raises(ConfigError, match="codec int8 is for honest clients that average whole models"):
-        make_toy_setting("dfca-gi", codec="int8", robust="clip")
+    with pytest.raises(ConfigError, match=r"must be a name or a dfca\.Codec, got function"):
+        make_toy_setting("dfca-gi", codec=lambda model: model)
+    for name, options, got in (
+        ("dfca-gi", {"robust": "clip"}, 'mixing.robust = "clip"'),
+        ("dfca-gi", {"private": "head"}, "dfca-gi with mixing.private, or its own private head"),
+        ("facade", {}, "facade"),
+        ("fedem", {}, "fedem"),
+    ):
+        sentence = f"codec int8 is for honest clients that average whole models, got {got}; leave the codec or that out"
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            make_toy_setting(name, codec="int8", **options)
     with pytest.raises(ConfigError, match=r"must return a dfca\.Codec, got Counter"):
         make_toy_setting("dfca-gi", codec="collections:Counter")
     assert make_toy_setting("dfca-gi", codec="dfca.codecs.quantised:int8").codec.name == "int8"

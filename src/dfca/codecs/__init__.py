@@ -32,6 +32,8 @@ def get(codec: Any, keep: float) -> Codec | None:
             raise ConfigError(f'mixing.codec "{named}" must return a dfca.Codec, got {type(codec).__name__}')
     if isinstance(codec, Codec):
         return codec
+    if not isinstance(codec, str):
+        raise ConfigError(f"mixing.codec must be a name or a dfca.Codec, got {type(codec).__name__}")
     if codec not in CODECS:
         raise unknown("mixing.codec", codec, ("none", *CODECS, "module:function"))
     return CODECS[codec](keep)

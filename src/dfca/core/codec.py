@@ -140,7 +140,9 @@ def decode(codec: Codec, data: Tensor, own: Tensor, context: Context) -> tuple[T
     try:
         update = codec.incoming(tuple(payload), home.clone(), context)
     except Exception as error:
-        raise BadPayload(f"incoming of codec {codec.name} failed with {type(error).__name__}: {error}") from error
+        raise BadPayload(
+            f"incoming of codec {codec.name} failed with {type(error).__name__}: {error}{place_of(error)}"
+        ) from error
     update, kept = update if isinstance(update, tuple) and len(update) == 2 else (update, update)
     if not isinstance(update, Tensor) or update.shape != own.shape or not update.is_floating_point():
         got = f"{tuple(update.shape)} of {update.dtype}" if isinstance(update, Tensor) else type(update).__name__

@@ -180,11 +180,18 @@ class Setting(MixingOptions):
                 f"codec {codec.name} fills in what was not sent from the receiver's own copy, and a server has none of "
                 f"its own: for {algorithm.name} use bf16 or int8"
             )
-        whole = averages_whole_models(algorithm) and algorithm.trains == "chosen" and algorithm.weights != "push"
-        if (algorithm.exchange == "gossip" and not whole) or self.robust != "none" or self.liars is not None:
+        got = {
+            f"{algorithm.name} with mixing.private, or its own private head": algorithm.private_head,
+            algorithm.name: algorithm.exchange == "gossip"
+            and not algorithm.private_head
+            and not (averages_whole_models(algorithm) and algorithm.trains == "chosen"),
+            f'mixing.robust = "{self.robust}"': self.robust != "none",
+            "[liars]": self.liars is not None,
+        }
+        if any(got.values()):
             raise ConfigError(
-                f"codec {codec.name} is for honest clients that average whole models, got {algorithm.name}, "
-                f'mixing.robust = "{self.robust}"{" and [liars]" if self.liars is not None else ""}; leave it out'
+                f"codec {codec.name} is for honest clients that average whole models, got "
+                f"{' and '.join(what for what, is_so in got.items() if is_so)}; leave the codec or that out"
             )
 
     def _check_privacy(self) -> None:
