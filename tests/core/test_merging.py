@@ -352,6 +352,14 @@ def test_an_observation_in_slices_is_the_same() -> None:
     assert judged == observe(*given)
 
 
+def test_an_observer_takes_150_local_steps() -> None:
+    flat = FlatModel(make_toy_model().double(), build_task("classification"))
+    x, y = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+    own, local = flat.flatten(make_toy_model().double()), LocalOptions(steps=MergeOptions().steps)
+    *steps, _ = observe_in_slices(flat, own, own, 0.5, (x, y), (x, y), local, 1)
+    assert len(steps) == 150
+
+
 def test_a_state_forgets_what_is_closed_and_knows_what_was_merged() -> None:
     state = ClientState(
         torch.arange(8.0).view(4, 2), (0,) * 4, assignment=2, trained=2, stamps=(3, 5, 7, 1), origins=(1, 1, 1, 1),
