@@ -43,6 +43,7 @@ from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Losses, Warm
 from dfca.peer.revival import FRESH, MOST_ALARMS_OF_ONE, DriftDetector
 from dfca.peer.state import VERSION, Saved
+from dfca.peer.surveys import Decided
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election
 
@@ -415,6 +416,14 @@ def test_half_of_the_electorate_decides_nothing() -> None:
         assert wave is not None
         assert wave.phase == "done"
         assert (wave.outcome is not None) is decides
+
+
+def test_what_a_survey_decided_about_other_models_is_of_no_use() -> None:
+    for base, taken in ((A, CLOSING), (B, None)):
+        peer = make_peer(A, 5.0, 6.0, merging=MergeOptions())
+        peer.surveys.decided = Decided(CLOSING, base, 0)
+        assert peer.surveys.take_decided(peer, ended=False) == taken
+        assert peer.surveys.decided is None
 
 
 def test_a_peer_far_behind_its_neighbours_does_not_observe() -> None:
