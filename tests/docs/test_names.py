@@ -41,32 +41,44 @@ TWICE = {
 }
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def classes() -> list[tuple[Path, ast.ClassDef]]:
+    return [(path, node) for path in SOURCES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+
+
+@cache
 def class_members() -> dict[str, set[str]]:
     """Return the names that every class of the package defines or assigns, with those of its bases."""
     members: dict[str, set[str]] = defaultdict(set)
     bases: dict[str, set[str]] = defaultdict(set)
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] |= {ast.unparse(base).rpartition(".")[2].partition("[")[0] for base in node.bases}
-                for inner in ast.walk(node):
-                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                        members[node.name].add(inner.name)
-                    elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                        members[node.name].add(inner.id)
-                    elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-                        members[node.name].add(inner.attr)
+    for _, node in classes():
+        bases[node.name] |= {ast.unparse(base).rpartition(".")[2].partition("[")[0] for base in node.bases}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                members[node.name].add(inner.name)
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                members[node.name].add(inner.id)
+            elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                members[node.name].add(inner.attr)
     for _ in range(4):
         for name in list(members):
             members[name] |= set().union(*(members[base] for base in bases[name] if base in members))
     return members
 
 
-MEMBERS = class_members()
+@cache
+def fields() -> set[str]:
+    return set().union(*class_members().values(), algorithms.OPTIONS)
+
+
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in SOURCES}
 MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
 FOLDERS = {part for name in MODULES for part in name.split(".")}
-FIELDS = set().union(*MEMBERS.values()) | set(algorithms.OPTIONS)
 FILES = [
     path.relative_to(ROOT).as_posix() for part in ("*", "src/**/*", "docs/*", "tests/**/*") for path in ROOT.glob(part)
 ]
@@ -85,11 +97,11 @@ def is_known(name: str) -> bool:
         return any(file == name or file.endswith(f"/{name}") for file in FILES)
     first, _, rest = name.removeprefix("dfca.").partition(".")
     first = "StoredRun" if first == "run" else first  # docs/python.md
-    if first in MEMBERS:
-        return not rest or rest in MEMBERS[first]
-    if name.removeprefix("dfca.") in dfca.__all__ or rest in MEMBERS.get(first.capitalize(), ()):
+    if first in class_members():
+        return not rest or rest in class_members()[first]
+    if name.removeprefix("dfca.") in dfca.__all__ or rest in class_members().get(first.capitalize(), ()):
         return True  # `setting.evaluate_every` is a field of a `Setting`
-    if first in TABLES.split() and name.rpartition(".")[2] in FIELDS:
+    if first in TABLES.split() and name.rpartition(".")[2] in fields():
         return True
     if first not in FOLDERS and not name.startswith("dfca."):
         return True  # of another library, or an example
@@ -104,7 +116,7 @@ def is_attribute(name: str) -> bool:
             if f".{module}".endswith("." + ".".join(parts[:length])):
                 names = defined(path)
                 rest = parts[length:]
-                if not rest or (rest[0] in names and (len(rest) == 1 or rest[1] in MEMBERS.get(rest[0], ()))):
+                if not rest or (rest[0] in names and (len(rest) == 1 or rest[1] in class_members().get(rest[0], ()))):
                     return True
     return False
 
@@ -113,7 +125,7 @@ def is_attribute(name: str) -> bool:
 def defined(path: Path) -> set[str]:
     """Return the names at the top level of a module."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree(path).body:
         for inner in ast.walk(node) if not isinstance(node, ast.FunctionDef | ast.ClassDef) else [node]:
             if isinstance(inner, ast.FunctionDef | ast.ClassDef):
                 names.add(inner.name)
@@ -137,7 +149,7 @@ def test_names_in_backticks_exist(path: Path) -> None:
 
 
 def test_classes_in_backticks_exist() -> None:
-    known = set(MEMBERS).union(*(defined(path) for path in SOURCES))
+    known = set(class_members()).union(*(defined(path) for path in SOURCES))
     known |= set(re.findall(r"\w+", (PACKAGE / "node/wire/wire.proto").read_text(encoding="utf-8"))) | ELSEWHERE
     unknown = {
         f"{path.relative_to(ROOT)}: {name}"
@@ -150,10 +162,8 @@ def test_classes_in_backticks_exist() -> None:
 
 def test_a_class_name_means_one_class() -> None:
     places = defaultdict(list)
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(path.relative_to(PACKAGE).as_posix())
+    for path, node in classes():
+        places[node.name].append(path.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1 and name not in TWICE} == {}
     assert [name for name, why in TWICE.items() if len(places[name]) < 2] == []
 
