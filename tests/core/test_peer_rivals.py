@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -12,7 +13,8 @@ import pytest
 import torch
 from driver_checks import assert_same
 from driver_checks import run as finish
-from toy import make_toy_setting, make_toy_split
+from torch import nn
+from toy import make_toy_model, make_toy_setting, make_toy_split
 
 from dfca import algorithms
 from dfca.algorithms.dpfl import double_greedy
@@ -88,7 +90,7 @@ def test_dpfl_asks_all_at_first_and_then_those_that_it_chose() -> None:
 def test_dpfl_is_not_worse_than_alone_where_nobody_helps() -> None:
     """Six clients, each with a rule of its own, that choose by what they hold out."""
     split = make_toy_split(clusters=6, samples=60)
-    changes = {"split": split, "rounds": 40, "evaluate_every": 40}
+    changes = {"split": split, "rounds": 40, "evaluate_every": 40, "make_model": partial(make_toy_model, nn.Tanh)}
     ours, alone, one = (
         Simulation(make_toy_setting(name, clusters=1, graph=nx.complete_graph(6), **changes))
         for name in ("dpfl", "local", "dfedavgm")

@@ -24,7 +24,6 @@ from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
 from dfca.peer.state import VERSION, Saved
 from dfca.peer.surveys import Decided
 
-BY_ELECTIONS = 2000
 FIRST: Lineage = (Entry(3, 0, 0, 0, 1, (0, 1)),)
 
 
@@ -121,7 +120,9 @@ def history(swarm: Swarm) -> Lineage:
     return lineage
 
 
-def test_peers_that_missed_some_or_most_of_two_thousand_by_elections() -> None:
+@pytest.mark.parametrize("by_elections", [400, pytest.param(2000, marks=pytest.mark.slow)])
+def test_peers_that_missed_some_or_most_of_many_by_elections(by_elections: int) -> None:
+    """Every 32 a lineage is folded: also 400 are many folds."""
     swarm = Swarm()
     start = torch.zeros(2, 1, dtype=torch.float64)
     names = dict.fromkeys(("stamps", "origins", "folded", "updates"), (0, 0))
@@ -129,29 +130,29 @@ def test_peers_that_missed_some_or_most_of_two_thousand_by_elections() -> None:
         swarm.join(i, Saved(VERSION, 0, 0, 1, FIRST, start, 0, **names))  # type: ignore[arg-type]
     swarm.run(2)
     lengths = []
-    for number in range(BY_ELECTIONS):
+    for number in range(by_elections):
         swarm.hold_by_election(number)
         lengths.append(len(history(swarm)))
         if number == 99:
             old = swarm.leave(2)
-        elif number == BY_ELECTIONS - 60:
+        elif number == by_elections - 60:
             swarm.join(2, old)  # it knows less than what is folded: it takes all models
             swarm.run(4)
             assert len(history(swarm)) <= LONGEST
-        elif number == BY_ELECTIONS - 40:
+        elif number == by_elections - 40:
             recent = swarm.leave(2)
     swarm.join(2, recent)
     swarm.run(4)
     lineage = history(swarm)
     assert max(lengths) == LONGEST - 1
     assert lineage[0] == FIRST[0]
-    assert lineage[1].attempt + len(lineage) - 2 == BY_ELECTIONS
+    assert lineage[1].attempt + len(lineage) - 2 == by_elections
     assert KEPT <= len(lineage) < LONGEST
-    assert all(peer.bank is not None and peer.bank[1] == wanted_in(BY_ELECTIONS - 1) for peer in swarm.peers.values())
+    assert all(peer.bank is not None and peer.bank[1] == wanted_in(by_elections - 1) for peer in swarm.peers.values())
     assert not any(peer.out.refused for peer in swarm.peers.values())
     hello = swarm.peers[0].hello()
     assert codec.decode(codec.encode(hello)[0]).message() == hello
-    assert lineage[-1].digest == digest_of([model(wanted_in(BY_ELECTIONS - 1))])
+    assert lineage[-1].digest == digest_of([model(wanted_in(by_elections - 1))])
 
 
 def test_a_peer_that_hears_of_a_fold_before_its_round_is_closed_takes_the_result_of_its_vote() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import networkx as nx
 import pytest
 import torch
 from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run, without_seconds
-from toy import make_toy_setting, make_toy_split, quick
+from torch import nn
+from toy import make_toy_model, make_toy_setting, make_toy_split, quick
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
@@ -176,7 +178,8 @@ def test_with_stragglers_sequential_reaches_a_target_sooner_than_batch_and_the_s
         ("batch", "dfca-gi", "batch"),
         ("ifca", "ifca", "batch"),
     ):
-        setting = make_toy_setting(algorithm, split=split, graph=nx.complete_graph(12), aggregation=aggregation, seed=5)
+        changes = {"split": split, "graph": nx.complete_graph(12), "aggregation": aggregation, "seed": 5}
+        setting = make_toy_setting(algorithm, make_model=partial(make_toy_model, nn.Tanh), **changes)
         result = run(setting, world, until_s=40.0 if name == "sequential" else 220.0, evaluate_every_s=10.0)
         reached[name] = next(row["time_s"] for row in result.metrics if row["accuracy"] >= 0.7)
         idle = result.idle_shares

@@ -150,7 +150,7 @@ def test_without_the_accountant_a_sentence_says_what_to_install(monkeypatch: pyt
 @needs_opacus
 def test_the_preset_shows_epsilon(tmp_path: Path) -> None:
     changes = ["clients=8", "rounds=2", "seeds=1", "topology.name=ring"]
-    run(load_experiment("private", overrides=changes, algorithms=["dfca-gi", "fedavg"]), tmp_path / "run")
+    run(load_experiment("private", overrides=changes, algorithms=["dfca-gi", "fedavg"]), tmp_path / "run", workers=1)
     report = RunReport.of(load_run(tmp_path / "run"))
     noises = [0.01, 0.1, 0.2, 0.3, 0.5, 1.0]
     shown = {row.point["privacy.noise"]: row.epsilon for row in report.rows if row.algorithm == "dfca-gi"}

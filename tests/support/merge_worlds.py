@@ -23,7 +23,7 @@ def make_world(**changes: object) -> Setting:
         "split": make_toy_split(12, samples=60),
         "graph": nx.complete_graph(12),
         "rounds": 14,
-        "seed": 2,
+        "seed": 8,
         "clusters": None,
         "local": LocalOptions(steps=3, learning_rate=0.5),
         "evaluate_every": 5,

@@ -38,8 +38,9 @@ def make_toy_split(clients: int = 6, clusters: int = 2, samples: int | list[int]
     return Split.of_clients(train, test, clusters=truth, classes=3)
 
 
-def make_toy_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def make_toy_model(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Make a network whose training is written out in `learning.dense`; any other takes several times as long."""
+    return nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, 3))
 
 
 def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
