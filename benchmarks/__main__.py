@@ -1,5 +1,6 @@
 """`python -m benchmarks`: measure the speed."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,9 @@ def bench(
             show_default="all",
         ),
     ] = None,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Of peers: processor time, for a busy machine; with --threads 1.")
+    ] = False,
     rogues: Annotated[int, typer.Option(metavar="R", min=1, help="Of rogue: how many beside 8 honest nodes.")] = 1,
     seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of rogue: before, half during, after.")] = 20.0,
     robust: Annotated[str, typer.Option(metavar="RULE", help="Of rogue: the swarm's guard.")] = "clip",
@@ -83,7 +87,7 @@ def bench(
 
             print_table(only or [], seconds, rogues, robust, lambda line: print(line, flush=True))
             return
-        _measure(parts or [], quick, repeats, out, threads, cache, only or [])
+        _measure(parts or [], quick, repeats, out, threads, cache, only or [], cpu)
     except (DfcaError, KeyboardInterrupt) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(getattr(error, "status", INTERRUPTED)) from None
@@ -97,12 +101,16 @@ def _measure(
     threads: int | None,
     cache: Path | None,
     only: list[str],
+    cpu: bool,
 ) -> None:
+    from benchmarks.baselines.work import CPU
     from benchmarks.progress import PartProgress
     from benchmarks.run import choose_parts, make_plans, run
     from benchmarks.tables import tables_of, to_terminal
 
     use_threads(threads)
+    if cpu:
+        os.environ[CPU] = "1"  # read by the processes that measure
     chosen = choose_parts(parts)
     words = [
         "python -m benchmarks",
@@ -110,6 +118,7 @@ def _measure(
         *(["--quick"] if quick else []),
         *([f"--repeats {repeats}"] if repeats else []),
         *(f'--only "{name}"' for name in only),
+        *(["--cpu"] if cpu else []),
     ]
     command = " ".join([*words, *([f"--threads {threads}"] if threads else [])])
     console = make_console()

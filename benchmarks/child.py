@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.baselines.work import MARK
+from benchmarks.baselines.work import MARK, now
 from benchmarks.measurements import Skip
 from benchmarks.sizes import Size
 from dfca.base.memory import available_bytes, format_bytes, peak_bytes
@@ -74,8 +74,6 @@ def rounds(size: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
 
     The base is the peak of the same process after a tiny simulation, so that libraries are not counted.
     """
-    import time
-
     import torch
 
     from benchmarks.sizes import make_setting
@@ -89,9 +87,9 @@ def rounds(size: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
     simulation.step()
     seconds, phases = [], []
     for _ in range(repeats):
-        before, begin = dict(simulation.seconds), time.perf_counter()
+        before, begin = dict(simulation.seconds), now()
         simulation.step()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(now() - begin)
         phases.append({name: spent - before[name] for name, spent in simulation.seconds.items()})
     return {"seconds": seconds, "phases": phases, "memory": peak_bytes() - base, "base": base}
 

@@ -23,6 +23,7 @@ class Library:
 
     installs: the arguments of one `pip install` after the other. differs: what it does differently from us.
     least: how many times longer it should take than we do. needs: the lowest Python that it runs with, as (3, 12).
+    processes: whether it works in several, whose processor time is not counted.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Library:
     differs: str
     least: float = 1.0
     needs: tuple[int, int] = (3, 11)
+    processes: bool = False
 
 
 # gossipy and fluke require many packages that this work does not use: those in use are named, and the scripts stub
@@ -42,6 +44,7 @@ LIBRARIES = (
         ((TORCH, "flwr[simulation]==1.41.0"),),
         "a server averages all models and sends the mean to all; clients run in Ray actors, models are serialised",
         least=5.0,
+        processes=True,
     ),
     Library(
         "gossipy 0.0.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from statistics import median
 import torch
 
 from benchmarks.baselines.environments import Library, default_cache, environment_of, libraries, script_of
-from benchmarks.baselines.work import CIFAR, LEARNING_RATE, Work
+from benchmarks.baselines.work import CIFAR, CPU, LEARNING_RATE, Work
 from benchmarks.child import measure_rounds, run_script
 from benchmarks.measurements import Row, Skip, Tick, prefixed
 from benchmarks.sizes import Size
@@ -69,6 +70,9 @@ def rows(plan: BaselinesPlan, tick: Tick) -> Iterator[Row]:
     reasons: dict[Library, str] = {}
     for library in plan.libraries:
         tick(f"environment of {library.name}")
+        if library.processes and os.environ.get(CPU):
+            reasons[library] = f"{library.name} works in several processes, whose processor time is not counted"
+            continue
         try:
             installed[library] = environment_of(library, plan.cache)
         except Skip as reason:

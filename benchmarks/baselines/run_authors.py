@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from work import LEARNING_RATE, print_result, read_work, samples_of, stub
+from work import LEARNING_RATE, now, print_result, read_work, samples_of, stub
 
 stub("matplotlib", "matplotlib.pyplot", "scipy", "scipy.optimize", "seaborn", "sklearn", "sklearn.metrics")
 stub("torchvision", "torchvision.datasets")
@@ -52,7 +51,7 @@ def main() -> None:
     training, times = trainer(), []
     for _ in range(WORK.rounds):
         training.train([0] * WORK.clients, LEARNING_RATE)
-        times.append(time.perf_counter())
+        times.append(now())
     print_result(times, WORK.clients * (len(times) - 1))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from blazefl.contrib.fedavg import FedAvgBaseClientTrainer, FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from work import LEARNING_RATE, layers, print_result, read_work, samples_of
+from work import LEARNING_RATE, layers, now, print_result, read_work, samples_of
 
 WORK = read_work()
 OPTIONS = {"model_name": "model", "device": "cpu", "num_clients": WORK.clients, "batch_size": WORK.batch, "seed": 0}
@@ -44,7 +43,7 @@ def measure(trainer: Any, data: Data) -> list[float]:
         trainer.local_process(server.downlink_package(), server.sample_clients())
         for package in trainer.uplink_package():
             server.load(package)
-        times.append(time.perf_counter())
+        times.append(now())
     return times
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import networkx
 from torch import nn
-from work import CLASSES, LEARNING_RATE, circulant, layers, print_result, read_work, samples_of, stub
+from work import CLASSES, LEARNING_RATE, circulant, layers, now, print_result, read_work, samples_of, stub
 
 stub("torchvision", "torchvision.datasets", "torchvision.datasets.utils", "torchvision.models")
 stub("torchvision.transforms", "wandb", "clearml", "opacus")
@@ -31,7 +30,7 @@ class Clock(FederationObserver):
 
     def end_round(self, round: int) -> None:
         """Look at the clock."""
-        self.times.append(time.perf_counter())
+        self.times.append(now())
         self.trained.append(self.fits)
 
 

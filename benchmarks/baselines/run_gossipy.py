@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from work import LEARNING_RATE, circulant, layers, print_result, read_work, samples_of, stub
+from work import LEARNING_RATE, circulant, layers, now, print_result, read_work, samples_of, stub
 
 stub("torchvision")
 
@@ -68,7 +67,7 @@ class Clock(SimulationEventReceiver):
     def update_timestep(self, t: int) -> None:
         """Look at the clock at the end of a round."""
         if (t + 1) % ROUND == 0:
-            self.times.append(time.perf_counter())
+            self.times.append(now())
             self.messages.append(self.sent)
 
     def update_evaluation(self, *args: Any) -> None:

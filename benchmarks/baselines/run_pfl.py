@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from work import LEARNING_RATE, layers, print_result, read_work, samples_of, stub
+from work import LEARNING_RATE, layers, now, print_result, read_work, samples_of, stub
 
 stub("dp_accounting", "dp_accounting.pld", "dp_accounting.rdp", "prv_accountant")
 
@@ -46,7 +45,7 @@ class Clock(TrainingProcessCallback):
 
     def after_central_iteration(self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int) -> Any:
         """Look at the clock."""
-        self.times.append(time.perf_counter())
+        self.times.append(now())
         return False, Metrics()
 
 

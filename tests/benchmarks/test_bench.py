@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.__main__ import commands
 from benchmarks.baselines import environments
 from benchmarks.baselines import measure as baselines
 from benchmarks.baselines.environments import LIBRARIES, Library, environment_of, script_of
-from benchmarks.baselines.work import Work, circulant, layers, samples_of
+from benchmarks.baselines.work import CPU, Work, circulant, layers, now, samples_of
 from benchmarks.figures import draw
 from benchmarks.measurements import Row, Skip, fit, in_turn, met, ratio
 from benchmarks.plain_torch import PlainTorch
@@ -433,6 +434,17 @@ def test_the_bf16_probe_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(bench_file, "call", crash)
     assert bench_file.probe_bf16() == "crashes: the process was ended by SIGILL"
+
+
+def test_processor_time_does_not_grow_while_others_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(CPU, "1")
+    begin = now()
+    time.sleep(0.3)
+    assert now() - begin < 0.2
+    several = Library("several 1.0", "run_flower.py", (), "it has workers", processes=True)
+    plan = baselines.BaselinesPlan((Work(4, 2, 4, 2, 2, 2, 1),), (several,), 1, tmp_path)
+    (row,) = baselines.rows(plan, lambda _: None)
+    assert row.skipped == "several 1.0 works in several processes, whose processor time is not counted"
 
 
 def test_too_large_a_size_is_skipped_with_the_numbers() -> None:
