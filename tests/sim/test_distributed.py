@@ -39,7 +39,8 @@ def start_ranks(folder: Path, count: int, *command: str | Path, **variables: str
 
 
 def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    given = os.environ.get("PYTHONPATH")  # first: it may lead to a changed copy (`tests/mutants`)
+    path = os.pathsep.join(filter(None, [given, str(ROOT / "src"), str(SUPPORT), str(ROOT / "tests")]))
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
