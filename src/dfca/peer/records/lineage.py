@@ -178,7 +178,7 @@ def layout_of(lineage: Lineage) -> Clusters:
     """
     clusters: Clusters | None = NO_CLUSTERS
     for i, entry in enumerate(lineage):
-        over = i > 0 and lineage[i - 1].last and entry.is_survey
+        over = lineage[i - 1].last and entry.is_survey  # no lineage begins with a survey: `Clusters.after`
         clusters = None if clusters is None or over else clusters.after(entry)
     return clusters or NO_CLUSTERS
 
