@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,8 +102,12 @@ def grow(before: Membership, fresh: Sequence[tuple[Record, Record | None]]) -> M
             return None
         before.names.add(_folded(record.name))
         before.numbers.add(peer_number(record.id))
-    if added:
-        members = dict(sorted(members.items()))
+    if added:  # they stand behind the others, which are in order
+        ids = [*members]
+        ordered = ids[: -len(added)]
+        for id in ids[-len(added) :]:
+            insort(ordered, id)
+        members = {id: members[id] for id in ordered}
     return replace(before, members=members, counting=(*before.counting, *added))
 
 
