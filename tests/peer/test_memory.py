@@ -22,6 +22,7 @@ from dfca.peer.copies import Asked, CopyDesk
 from dfca.peer.inbox import MOST_PARTS, UNKNOWN, Inbox, Neighbour
 from dfca.peer.joiner import Pursuit
 from dfca.peer.parts import Outbox, takes_part
+from dfca.peer.records.lineage import LONGEST, Entry, aligned, extended
 from dfca.peer.records.messages import MOST_ROUND, BankCopy, Copy, CopyRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.revival import FRESH, MOST_ALARMS_OF_ONE, Callers, DriftDetector
@@ -447,6 +448,22 @@ def test_a_source_that_has_held_another_election_is_taken_over_anew() -> None:
     extends = Pursuit(1, A2, 0.0, 9.0, (2,))
     assert extends.take(BankCopy(copied(1, 2, 5.0, 4, 1), 5, 3, A2), options, A) is None
     assert extends.complete
+
+
+def test_a_source_that_folds_its_lineage_meanwhile_sends_models_of_the_same() -> None:
+    options = PeerOptions(Rules(0, 1), (1,), 1, "elected", 99, 0, None, torch.float64)
+    start = Entry(9, 0, 7, 0, 1, (0, 1))
+    behind = (start, *(Entry(3, number, 7, 0, number, (0,)) for number in range(LONGEST - 2)))
+    folded = aligned(behind, extended(behind, Entry(3, LONGEST, 7, 0, 9, (0,))))
+    assert len(folded) < len(behind)
+    pursuit = Pursuit(1, behind, 0.0, 9.0)
+    for cluster, lineage in ((0, behind), (1, folded)):
+        assert pursuit.take(BankCopy(copied(1, cluster, 5.0, 4, 1), 4, 2, lineage), options, None) is None
+    assert pursuit.complete
+    assert pursuit.lineage == folded
+    pursuit = Pursuit(1, behind, 0.0, 9.0)
+    pursuit.align(folded)
+    assert pursuit.lineage == folded
 
 
 @pytest.mark.parametrize(
