@@ -291,6 +291,16 @@ def test_an_update_that_fitted_when_it_came_is_not_folded_into_another_lineage()
 # Time.
 
 
+def test_models_that_their_source_takes_back_are_no_longer_waited_for() -> None:
+    peer = make_peer(LOW, 5.0, 6.0)
+    peer.receive(1, Hello(0, 40, 2, elected(50, 0)), 0.0)
+    peer.receive(2, Hello(0, 40, 2, A), 0.0)
+    assert peer.joiner.expects(1)
+    peer.receive(1, update(1, 0, 40, 9.0, A), 1.0)
+    assert peer.joiner.expects(2)  # 1 is not believed for a while
+    assert peer.joiner.suspects == {1: (6.0, 1)}
+
+
 def test_a_neighbour_that_is_unreliable_again_is_avoided_for_twice_as_long() -> None:
     joiner, at = Joiner(Outbox({})), SimpleNamespace(now=100.0, options=make_options())
     for times in range(4):

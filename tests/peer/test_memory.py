@@ -466,6 +466,21 @@ def test_a_source_that_folds_its_lineage_meanwhile_sends_models_of_the_same() ->
     assert pursuit.lineage == folded
 
 
+def test_a_source_takes_back_what_it_promised_where_it_says_a_lower_lineage_of_a_later_round() -> None:
+    start = Entry(9, 0, 7, 0, 1, (0, 1))
+    behind = (start, *(Entry(3, number, 7, 0, number, (0,)) for number in range(LONGEST - 2)))
+    folded = aligned(behind, extended(behind, Entry(3, LONGEST, 7, 0, 9, (0,))))
+    for promised, round, said, taken_back in (
+        (A2, 5, A, True),
+        (A2, 4, A, False),  # it was said before the promise
+        (A2, 5, A2, False),
+        (A, 5, A2, False),
+        (folded, 5, behind, False),  # the same, folded here and not there
+    ):
+        assert Pursuit(1, promised, 0.0, 9.0, round=4).is_taken_back(Hello(0, round, 2, said)) == taken_back
+    assert not Pursuit(1, A2, 0.0, 9.0).is_taken_back(None)
+
+
 @pytest.mark.parametrize(
     ("start", "clusters", "lineage", "fits"),
     [("shared", 2, (), True), ("shared", 3, (), False), ("shared", 3, A2, True), ("elected", 2, (), False)],

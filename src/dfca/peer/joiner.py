@@ -1,8 +1,8 @@
 """The models of others: a peer without models, and one whose lineage lost, take over a neighbour's and join its round.
 
 A peer keeps and trains its own models until all that it asked for are here: a neighbour that promises more than it
-sends costs nothing but the wait. Every method that may change what the peer holds returns what is to be done
-(`JoinEffect`), None for nothing.
+sends costs nothing but the wait, which ends when the neighbour takes its promise back. Every method that may change
+what the peer holds returns what is to be done (`JoinEffect`), None for nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Pursuit:
         """Whether all models are here."""
         wanted = [j for j in range(self.clusters) if j not in self.closed] if self.needed is None else self.needed
         return self.clusters > 0 and all(j in self.taken for j in wanted)
+
+    def is_taken_back(self, hello: Hello | None) -> bool:
+        """Return whether the source says of a later round that its lineage is a lower one: it does not hold these."""
+        return hello is not None and hello.round > self.round and aligned(hello.lineage, self.lineage) < self.lineage
 
     def prolong(self, now: float) -> None:
         """Wait for the next model as long as for this one."""
@@ -202,15 +206,19 @@ class Joiner(Part):
         """Ask a neighbour for its models: any where there are none, else those of a higher lineage."""
         if at.rules.exchange != "gossip":
             return None
+        pursuit = self.pursuit
+        if pursuit is not None and pursuit.is_taken_back(at.links[pursuit.source].hello):
+            self._suspect(at, pursuit.source)
+            return self.give_up(at)
         best = self._best_source(at)
-        if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
+        if best is None or (pursuit is not None and pursuit.lineage >= best[0]):
             return None
         source, lineage = -best[2], best[0]
         needed = opened_since(lineage, _lineage_of(at))
         if needed == ():
             return self._follow(at, lineage)
         wait = at.answer_time.deadline_s * 2 ** self._suspected(source)
-        self.pursuit = Pursuit(source, lineage, at.now, at.now + wait, needed)
+        self.pursuit = Pursuit(source, lineage, at.now, at.now + wait, needed, round=best[1])
         self.out.send(source, BankRequest(needed))
         return Pursue()
 
