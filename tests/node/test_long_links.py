@@ -32,11 +32,8 @@ class AtOnce(Executor):
         return future
 
 
-class LoopClock:
-    def steady(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    wall = steady
+def read_loop_clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize(("trip_s", "most_s"), [(0.01, 2.0), (0.8, 16.0)])
@@ -45,7 +42,13 @@ def test_a_fast_link_is_fast_however_long_its_round_trip(trip_s: float, most_s: 
         network = FaultyNetwork(Random(0), lambda one, other: trip_s / 2, lambda one, other: 0.0)
         roster = Roster.found(identity(0), "s" * 52, "n0", [address(0)])
         introduce(roster, 1)
-        around = Surroundings(LoopClock(), FaultyDisk(Random(0)), lambda name, count: AtOnce(), Random(0).getrandbits)
+        around = Surroundings(
+            steady=read_loop_clock,
+            wall=read_loop_clock,
+            disk=FaultyDisk(Random(0)),
+            threads=lambda name, count: AtOnce(),
+            random_bits=Random(0).getrandbits,
+        )
         ends = []
         for node in (0, 1):
             options = NetOptions(host=f"10.0.0.{node}", port=PORT)
