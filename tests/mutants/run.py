@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PRELOADED = ("pytest", "numpy", "torch", "torch.func", "networkx", "scipy.stats", "sklearn.datasets", "pydantic")
 """What tests import and no mutant changes: loaded once, before processes are forked."""
-WAITS = 10
+WAITS = 3
 """On a busy machine, or asleep, a process may take this many times the CPU time that it is given."""
 
 
