@@ -174,11 +174,9 @@ class PartReader:
 
     def _ask(self) -> None:
         """Keep a window ahead of what has been taken."""
-        window = self._window
-        if self._until >= self._size or self._until - self._taken > window.bytes // 2:
-            return
-        until = max(self._until, min(self._size, self._taken + window.bytes))
-        if until > self._until:
+        window = self._window.bytes
+        until = min(self._size, self._taken + window)
+        if until > self._until and self._until - self._taken <= window // 2:
             self._incoming.ask(self._number, self._until, until)
             self._until = until
             self._asked.append((until, self._incoming.now()))
